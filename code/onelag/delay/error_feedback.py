@@ -57,43 +57,59 @@ class ErrorFeedback(OptimizerWrapper):
             raise ValueError(f"{type(self).__name__}: form must be 'update' or 'lookahead', but got {form!r}")
         super().__init__(optimizer)
         self.coefficient, self.form = float(coefficient), form
-        self._kept: dict[Tensor, Tensor] = {}  # parameter → u_{t−1} (form "update") or y_t (form "lookahead"); absent before its first update
+        self._kept: dict[
+            Tensor, Tensor
+        ] = {}  # parameter → u_{t−1} (form "update") or y_t (form "lookahead"); absent before its first update
+        self._newest: Mapping[Tensor, Tensor] = {}  # the newest weights, where a SimulatedDelay keeps them during its step
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> None:
         self._begin_step(closure)
-        if self.coefficient == 0:
-            self.optimizer.step()
-            return
-        moving = []
+        moving, newest = [], self._newest
         for parameter in self.parameters():
-            if parameter.grad is None:
-                self._kept.pop(parameter, None)
-            else:
+            if self.coefficient and parameter.grad is not None:
                 moving.append(parameter)
+            else:
+                self._kept.pop(parameter, None)
+                if parameter in newest:
+                    parameter.copy_(newest[parameter])
         if self.form == "update":
-            self._step_on_x(moving)
+            self._step_on_x(moving, newest)
         else:
-            self._step_on_y(moving)
+            self._step_on_y(moving, newest)
 
-    def _step_on_x(self, moving: list[Tensor]) -> None:
-        before = [parameter.detach().clone() for parameter in moving]
+    def step_beside(self, newest: Mapping[Tensor, Tensor]) -> None:
+        self._newest = newest  # saves a copy of the weights in the update form, and copying them at all in the lookahead form
+        try:
+            self.step()
+        finally:
+            self._newest = {}
+
+    def _step_on_x(self, moving: list[Tensor], newest: Mapping[Tensor, Tensor]) -> None:
+        before = []
+        for parameter in moving:
+            if parameter in newest:
+                parameter.copy_(newest[parameter])
+                before.append(newest[parameter])
+            else:
+                before.append(parameter.detach().clone())
         self.optimizer.step()
         for parameter, x in zip(moving, before):
-            update = x.sub_(parameter)
+            update = x - parameter
             previous = self._kept.get(parameter)
             if previous is not None:
                 parameter.add_(previous.sub_(update), alpha=self.coefficient)
             self._kept[parameter] = update
 
-    def _step_on_y(self, moving: list[Tensor]) -> None:
+    def _step_on_y(self, moving: list[Tensor], newest: Mapping[Tensor, Tensor]) -> None:
         before = []
         for parameter in moving:
             base = self._kept.get(parameter)
-            if base is None:  # nothing stored: y is x
-                before.append(parameter.detach().clone())
-            else:  # the gradient at x is known, so x is dead: its memory takes y_t, and the optimizer works on y_t in place
+            if base is not None:  # x is dead once its gradient is known: its memory takes y_t, and the optimizer works on y_t in place
                 before.append(exchange(parameter, base).copy_(parameter))
+            else:  # nothing stored: y is x
+                before.append(newest.get(parameter, parameter).detach().clone())
+                parameter.copy_(before[-1])
         self.optimizer.step()
         for parameter, base in zip(moving, before):
             if parameter in self._kept:

@@ -1,6 +1,6 @@
 """The delay: train on gradients that are `steps` weight versions old, in one process, with any optimizer.
 
-    W(t+1) = W(t) − u(∇f_t(W(max(t − steps, 0))))          arXiv 2606.30634; PipeDream-2BW is steps = 1
+W(t+1) = W(t) − u(∇f_t(W(max(t − steps, 0))))          arXiv 2606.30634; PipeDream-2BW is steps = 1
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,9 +47,13 @@ class SimulatedDelay(OptimizerWrapper):
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> None:
         self._begin_step(closure)
-        for parameter, newer in self._newer.items():
-            parameter.copy_(newer[-1])  # W(t−τ) is dead once its gradient is known: its memory takes a working copy of W(t)
-        self.optimizer.step()
+        newest = {parameter: newer[-1] for parameter, newer in self._newer.items()}
+        if isinstance(self.optimizer, OptimizerWrapper):
+            self.optimizer.step_beside(newest)
+        else:
+            for parameter, weights in newest.items():
+                parameter.copy_(weights)  # W(t−τ) is dead once its gradient is known: its memory takes a working copy of W(t)
+            self.optimizer.step()
         for parameter, newer in self._newer.items():
             newer.append(exchange(parameter, newer.pop(0)))
 
@@ -83,9 +87,7 @@ class SimulatedDelay(OptimizerWrapper):
         self._newer[parameter] = [tensors[f"version_{age}"] for age in reversed(range(delay))]
 
 
-def stage_delays(
-    named_parameters: Iterable[tuple[str, Tensor]], stage_of: Callable[[str], int], num_stages: int
-) -> dict[Tensor, int]:
+def stage_delays(named_parameters: Iterable[tuple[str, Tensor]], stage_of: Callable[[str], int], num_stages: int) -> dict[Tensor, int]:
     """PipeDream's delays for `SimulatedDelay(steps=…)`: stage s of p (from 0) is p − 1 − s updates late.
 
     Args:

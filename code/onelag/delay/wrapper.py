@@ -53,6 +53,12 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
+    def step_beside(self, newest: Mapping[Tensor, Tensor]) -> None:
+        """`step()` for a caller that keeps the newest weights: `newest[p]` holds them and is left alone, p's own values are dead."""
+        for parameter, weights in newest.items():
+            parameter.copy_(weights)
+        self.step()
+
     # -- what a subclass owns --------------------------------------------------------------------------------------------------------
     def _tensors(self, parameter: Tensor) -> Mapping[str, Tensor]:
         """This wrapper's tensors for one parameter, by name; empty when it has none yet."""
