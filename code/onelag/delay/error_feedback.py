@@ -121,6 +121,10 @@ class ErrorFeedback(OptimizerWrapper):
         """y_1 = x_1 + c u_0 with x_1 = x_0 − u_0 (already in the parameter) and x_0 = `start`, whose memory is used."""
         return start.copy_(torch.lerp(parameter, start, self.coefficient))
 
+    @property
+    def corrects(self) -> bool:
+        return self.coefficient != 0
+
     @contextmanager
     def base_weights(self) -> Iterator[None]:
         if self.form == "lookahead":

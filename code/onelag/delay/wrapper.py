@@ -72,6 +72,11 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """What must agree between the run that saved and the run that loads."""
         raise NotImplementedError
 
+    @property
+    def corrects(self) -> bool:
+        """Whether y differs from x: a correction that extrapolates is somewhere inside."""
+        return isinstance(self.optimizer, OptimizerWrapper) and self.optimizer.corrects
+
     # -- contexts --------------------------------------------------------------------------------------------------------------------
     @contextmanager
     def latest_weights(self) -> Iterator[None]:

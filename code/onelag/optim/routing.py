@@ -1,6 +1,6 @@
 """Which parameter goes to which optimizer, decided by global name, before any split over pipeline stages.
 
-A stage of a pipeline holds a part of the names, so a pattern may match nothing there; on the whole model every pattern must match something.
+A pipeline stage holds a part of the names, so a pattern may match nothing there; on the whole model every pattern must match something.
 """
 
 import fnmatch
@@ -17,7 +17,7 @@ def route(named_parameters: Iterable[tuple[str, Tensor]], fallback: Sequence[str
 
     Args:
         named_parameters: (global name, parameter); meta parameters do.
-        fallback: shell patterns of names that go to the fallback optimizer whatever their shape; parameters of other shapes go there anyway.
+        fallback: shell patterns of names that go to the fallback optimizer whatever their shape; vectors go there anyway.
     """
     return {
         name: "fallback" if parameter.ndim not in (2, 3) or any(fnmatch.fnmatch(name, pattern) for pattern in fallback) else "matrix"

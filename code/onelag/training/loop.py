@@ -1,0 +1,227 @@
+"""The training loop: batch → loss → gradients → clip → optimizer (→ correction → delay), with validation, log, checkpoint and resume."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onelag.data import DataSource, Sampler, validation_batches
+from onelag.delay import OptimizerWrapper
+from onelag.models import build_model
+from onelag.models.loss import next_token_loss
+from onelag.training import checkpoint
+from onelag.training.build import build_delayed_optimizer
+from onelag.training.config import TrainConfig
+from onelag.training.evaluate import validation_loss
+from onelag.training.fingerprint import run_identity
+from onelag.training.schedule import set_learning_rate, warmup_cosine
+
+CURVE = ("step", "tokens", "train_loss", "validation_loss", "validation_loss_base", "learning_rate", "gradient_norm")
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is written and `train` continues from it."""
+
+
+@dataclass
+class Progress:
+    """Where a run is; given to the `report` callback after every step."""
+
+    step: int
+    steps: int
+    train_loss: float
+    tokens_per_second: float
+
+
+@dataclass
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        status: "finished" or "diverged" (a loss that is not finite).
+        diverged_at: the step whose loss was not finite, or None.
+        final: validation_loss at the newest weights x, validation_loss_base at y (None without a correction), train_loss (mean of the last tenth).
+        curve: one list per name in CURVE, one entry per validation.
+    """
+
+    status: str = "finished"
+    diverged_at: int | None = None
+    final: dict[str, float | None] = field(default_factory=dict)
+    curve: dict[str, list] = field(default_factory=lambda: {name: [] for name in CURVE})
+    tokens: int = 0
+    wall_seconds: float = 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        return {"status": self.status, "diverged_at": self.diverged_at, "final": self.final, "curve": self.curve}
+
+
+def train(
+    config: TrainConfig,
+    source: DataSource,
+    run_dir: Path | None = None,
+    report: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    checkpoint_seconds: float = 60.0,
+) -> Outcome:
+    """Trains one model from a seed to the last step.
+
+    Args:
+        config: the complete configuration.
+        source: the tokenized corpus (`onelag.data.load_source(config.data)`).
+        run_dir: where log.jsonl and checkpoint.pt live; None keeps nothing. A checkpoint there is resumed, bitwise on CPU.
+        report: called after every step.
+        stop: asked after every step; True writes the checkpoint and raises Interrupted.
+        checkpoint_seconds: time between checkpoints.
+
+    Raises:
+        ValueError: a configuration that cannot be run, or a corpus shorter than one sequence.
+        CheckpointError: a checkpoint of another run in `run_dir`.
+        Interrupted: see `stop`; also on SIGINT and SIGTERM inside `interruptible()`.
+    """
+    config.check()
+    fingerprint = run_identity(config, source.corpus_sha256, source.tokenizer_sha256)
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, seed=config.seed).to(config.device)
+    optimizer = build_delayed_optimizer(config.optimizer, config.delay, model)
+    sampler = Sampler(source.train, config.data.batch_size, config.data.sequence_length, config.seed)
+    validation = _validation_sets(config, source)
+    outcome, recent, first = Outcome(), [], 0
+    path = run_dir / "checkpoint.pt" if run_dir else None
+    if path and path.exists():
+        saved = checkpoint.load(path, fingerprint)
+        first, recent = saved["step"], saved["recent"]
+        outcome.curve, outcome.wall_seconds = saved["curve"], saved["wall_seconds"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["rng"])
+    log = _Log(run_dir / "log.jsonl" if run_dir else None, first)
+    steps, parameters = config.schedule.steps, list(model.parameters())
+    bf16 = config.precision == "bf16"
+    wall_before, started, last_saved = outcome.wall_seconds, time.perf_counter(), time.perf_counter()
+
+    def save(step: int) -> None:
+        outcome.wall_seconds = wall_before + time.perf_counter() - started
+        if path:
+            content = {"fingerprint": fingerprint, "step": step, "recent": recent, "curve": outcome.curve, "wall_seconds": outcome.wall_seconds}
+            content |= {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+            checkpoint.save(path, content)
+
+    for step in range(first, steps):
+        factor = warmup_cosine(step, steps, config.schedule.warmup, config.schedule.final)
+        set_learning_rate(optimizer, factor)
+        inputs, targets = sampler.batch(step)
+        loss = 0.0
+        for micro_inputs, micro_targets in zip(inputs.chunk(config.data.accumulate), targets.chunk(config.data.accumulate)):
+            with torch.autocast(config.device, torch.bfloat16) if bf16 else nullcontext():
+                micro_loss = next_token_loss(model(micro_inputs.to(config.device)), micro_targets.to(config.device))
+            (micro_loss / config.data.accumulate).backward()
+            loss += micro_loss.detach() / config.data.accumulate
+        norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm if config.clip_norm else math.inf)
+        loss = float(loss)
+        if not math.isfinite(loss) or not math.isfinite(float(norm)):
+            outcome.status, outcome.diverged_at = "diverged", step
+            log.write({"step": step, "diverged": True, "train_loss": repr(loss), "gradient_norm": repr(float(norm))})
+            break
+        optimizer.step()
+        optimizer.zero_grad()
+        recent.append(loss)
+        recent = recent[-max(1, steps // 10) :]
+        done = step + 1
+        if done == steps or done % config.evaluation.every == 0:
+            kind = "final" if done == steps else "during"
+            row = _validate(model, optimizer, validation[kind], config.device, bf16)
+            row |= {"step": done, "tokens": done * config.tokens_per_step, "train_loss": loss}
+            row |= {"learning_rate": config.optimizer.learning_rate * factor, "gradient_norm": float(norm)}
+            for name in CURVE:
+                outcome.curve[name].append(row[name])
+            log.write(row)
+            if not math.isfinite(row["validation_loss"]):
+                outcome.status, outcome.diverged_at = "diverged", done
+                break
+        if report:
+            elapsed = time.perf_counter() - started
+            report(Progress(done, steps, loss, (done - first) * config.tokens_per_step / elapsed))
+        if stop():
+            save(done)
+            raise Interrupted(f"stopped after step {done} of {steps}; the checkpoint continues from there")
+        if path and time.perf_counter() - last_saved > checkpoint_seconds and done < steps:
+            save(done)
+            last_saved = time.perf_counter()
+
+    outcome.wall_seconds = wall_before + time.perf_counter() - started
+    outcome.tokens = steps * config.tokens_per_step if outcome.status == "finished" else outcome.diverged_at * config.tokens_per_step
+    if outcome.status == "finished":
+        last = {name: outcome.curve[name][-1] for name in ("validation_loss", "validation_loss_base")}
+        outcome.final = {**last, "train_loss": sum(recent) / len(recent)}
+    else:
+        outcome.final = {"validation_loss": None, "validation_loss_base": None, "train_loss": None}
+    return outcome
+
+
+def _validation_sets(config: TrainConfig, source: DataSource) -> dict[str, list]:
+    tokens, length = source.split(config.evaluation.split), config.data.sequence_length
+    return {
+        kind: validation_batches(tokens, config.data.batch_size, length, count)
+        for kind, count in (("during", config.evaluation.tokens), ("final", config.evaluation.final_tokens))
+    }
+
+
+def _validate(model, optimizer, batches, device: str, bf16: bool) -> dict[str, float | None]:
+    """At the newest weights x, and where there is a correction also at y."""
+    if not isinstance(optimizer, OptimizerWrapper):
+        return {"validation_loss": validation_loss(model, batches, device, bf16), "validation_loss_base": None}
+    with optimizer.latest_weights():
+        at_x = validation_loss(model, batches, device, bf16)
+    at_y = None
+    if optimizer.corrects:
+        with optimizer.base_weights():
+            at_y = validation_loss(model, batches, device, bf16)
+    return {"validation_loss": at_x, "validation_loss_base": at_y}
+
+
+class _Log:
+    """log.jsonl, one line per validation; on resume the lines after the checkpoint are dropped, since they come again."""
+
+    def __init__(self, path: Path | None, first: int):
+        self.path = path
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if first and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    if json.loads(line)["step"] <= first:
+                        kept.append(line)
+                except (json.JSONDecodeError, KeyError):
+                    break  # a kill cut this line short; what follows the checkpoint is written again anyway
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def write(self, row: dict) -> None:
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Gives a `stop` for `train` that the first Ctrl-C or SIGTERM turns on; a second one ends the program at once."""
+    asked = []
+
+    def ask(number, frame):
+        signal.signal(number, before[number])
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
