@@ -25,14 +25,21 @@ def provenance(config: TrainConfig, source) -> dict[str, Any]:
         "corpus_sha256": source.corpus_sha256,
         "tokenizer_sha256": source.tokenizer_sha256,
         "code_sha256": code_fingerprint(config),
+        **machine(),
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        "threads": torch.get_num_threads(),
+        "start": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The class of machine and the versions that decide its arithmetic."""
+    return {
         "host_class": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "start": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 
