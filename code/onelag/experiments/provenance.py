@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def provenance(config: TrainConfig, source) -> dict[str, Any]:
         **machine(),
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
         "threads": torch.get_num_threads(),
-        "start": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "start": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

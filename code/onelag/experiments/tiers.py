@@ -20,8 +20,8 @@ GRID = {
     "mars": (2e-3, 4e-3, 8e-3),
     "lion": (5e-4, 1e-3, 2e-3),
     "soap": (2e-3, 4e-3, 8e-3),
-    "normuon": (1e-2, 2e-2, 4e-2),
-    "muon": (1e-2, 2e-2, 4e-2),
+    "normuon": (5e-3, 1e-2, 2e-2),
+    "muon": (5e-3, 1e-2, 2e-2),
     "sgd": (0.25, 0.5, 1.0),
 }
 # The AdamW beside a matrix optimizer keeps one rate, so that tuning moves one number per optimizer.

@@ -18,9 +18,10 @@ _ALWAYS = (
     "onelag.models.loss",
     "onelag.optim.registry",
     "onelag.optim.routing",
+    "onelag.training.build",
     "onelag.training.evaluate",
-    "onelag.training.loop",
     "onelag.training.schedule",
+    "onelag.training.step",
 )
 _MUON = ("onelag.optim.combined", "onelag.optim.muon", "onelag.optim.newton_schulz")
 _OPTIMIZER = {"muon": _MUON, "normuon": (*_MUON, "onelag.optim.normuon"), "soap": ("onelag.optim.combined",)}

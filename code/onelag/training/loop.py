@@ -1,11 +1,11 @@
-"""The training loop: batch → loss → gradients → clip → optimizer (→ correction → delay), with validation, log, checkpoint and resume."""
+"""The training loop around `training_step`: validation, log, checkpoint, resume, interruption."""
 
 import json
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,13 @@ from typing import Any
 import torch
 
 from onelag.data import DataSource, Sampler, validation_batches
-from onelag.delay import OptimizerWrapper
 from onelag.models import build_model
-from onelag.models.loss import next_token_loss
 from onelag.training import checkpoint
 from onelag.training.build import build_delayed_optimizer
 from onelag.training.config import TrainConfig
-from onelag.training.evaluate import validation_loss
+from onelag.training.evaluate import validate
 from onelag.training.fingerprint import run_identity
-from onelag.training.schedule import set_learning_rate, warmup_cosine
+from onelag.training.step import training_step
 
 CURVE = ("step", "tokens", "train_loss", "validation_loss", "validation_loss_base", "learning_rate", "gradient_norm")
 
@@ -102,8 +100,7 @@ def train(
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"])
     log = _Log(run_dir / "log.jsonl" if run_dir else None, first)
-    steps, parameters = config.schedule.steps, list(model.parameters())
-    bf16 = config.precision == "bf16"
+    steps = config.schedule.steps
     wall_before, started, last_saved = outcome.wall_seconds, time.perf_counter(), time.perf_counter()
 
     def save(step: int) -> None:
@@ -114,31 +111,19 @@ def train(
             checkpoint.save(path, content)
 
     for step in range(first, steps):
-        factor = warmup_cosine(step, steps, config.schedule.warmup, config.schedule.final)
-        set_learning_rate(optimizer, factor)
-        inputs, targets = sampler.batch(step)
-        loss = 0.0
-        for micro_inputs, micro_targets in zip(inputs.chunk(config.data.accumulate), targets.chunk(config.data.accumulate)):
-            with torch.autocast(config.device, torch.bfloat16) if bf16 else nullcontext():
-                micro_loss = next_token_loss(model(micro_inputs.to(config.device)), micro_targets.to(config.device))
-            (micro_loss / config.data.accumulate).backward()
-            loss += micro_loss.detach() / config.data.accumulate
-        norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm if config.clip_norm else math.inf)
-        loss = float(loss)
-        if not math.isfinite(loss) or not math.isfinite(float(norm)):
+        loss, norm, factor = training_step(step, model, optimizer, *sampler.batch(step), config)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             outcome.status, outcome.diverged_at = "diverged", step
-            log.write({"step": step, "diverged": True, "train_loss": repr(loss), "gradient_norm": repr(float(norm))})
+            log.write({"step": step, "diverged": True, "train_loss": repr(loss), "gradient_norm": repr(norm)})
             break
-        optimizer.step()
-        optimizer.zero_grad()
         recent.append(loss)
         recent = recent[-max(1, steps // 10) :]
         done = step + 1
         if done == steps or done % config.evaluation.every == 0:
             kind = "final" if done == steps else "during"
-            row = _validate(model, optimizer, validation[kind], config.device, bf16)
+            row = validate(model, optimizer, validation[kind], config)
             row |= {"step": done, "tokens": done * config.tokens_per_step, "train_loss": loss}
-            row |= {"learning_rate": config.optimizer.learning_rate * factor, "gradient_norm": float(norm)}
+            row |= {"learning_rate": config.optimizer.learning_rate * factor, "gradient_norm": norm}
             for name in CURVE:
                 outcome.curve[name].append(row[name])
             log.write(row)
@@ -171,19 +156,6 @@ def _validation_sets(config: TrainConfig, source: DataSource) -> dict[str, list]
         kind: validation_batches(tokens, config.data.batch_size, length, count)
         for kind, count in (("during", config.evaluation.tokens), ("final", config.evaluation.final_tokens))
     }
-
-
-def _validate(model, optimizer, batches, device: str, bf16: bool) -> dict[str, float | None]:
-    """At the newest weights x, and where there is a correction also at y."""
-    if not isinstance(optimizer, OptimizerWrapper):
-        return {"validation_loss": validation_loss(model, batches, device, bf16), "validation_loss_base": None}
-    with optimizer.latest_weights():
-        at_x = validation_loss(model, batches, device, bf16)
-    at_y = None
-    if optimizer.corrects:
-        with optimizer.base_weights():
-            at_y = validation_loss(model, batches, device, bf16)
-    return {"validation_loss": at_x, "validation_loss_base": at_y}
 
 
 class _Log:
