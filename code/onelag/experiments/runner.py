@@ -95,14 +95,13 @@ def _compute(missing, experiment, tier, workers, results, runs, console) -> None
         process.start()
     for name, value in threads_before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-    failures, running = {}, {}
+    failures, running, finished = {}, {}, set()
     total = sum(job.config.schedule.steps for _, job in missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     try:
         with _terminate_as_interrupt(), Progress(*columns, console=console, speed_estimate_period=300) as bars:
             whole = bars.add_task(f"{experiment} ({len(missing)} runs, in steps)", total=total)
-            done = 0
-            while done < len(missing):
+            while len(finished) < len(missing):
                 try:
                     kind, run_id, label, value = news.get(timeout=1.0)
                 except queue.Empty:
@@ -117,12 +116,12 @@ def _compute(missing, experiment, tier, workers, results, runs, console) -> None
                     bars.advance(whole, value)
                 else:
                     bars.remove_task(running.pop(run_id)[0])
-                    done += 1
+                    finished.add(run_id)
                     if kind == "failed":
                         failures[label] = value
                         console.print(f"  {label}: failed: {value}")
                     elif not console.is_terminal:
-                        console.print(f"  [{done}/{len(missing)}] {label}: {value}")
+                        console.print(f"  [{len(finished)}/{len(missing)}] {label}: {value}")
     except KeyboardInterrupt:
         for process in processes:
             if process.is_alive():
@@ -134,8 +133,9 @@ def _compute(missing, experiment, tier, workers, results, runs, console) -> None
             process.join(timeout=60)
             if process.is_alive():
                 process.kill()
-    for _, label in running.values():
-        failures.setdefault(label, "its process died (killed, or out of memory)")
+    for run_id, job in missing:
+        if run_id not in finished:
+            failures[job.label] = "its process died (killed, out of memory, or it could not start)"
     if failures:
         raise RunsFailed("; ".join(f"{label}: {cause}" for label, cause in failures.items()) + " (the other results are kept; run again)")
 

@@ -84,6 +84,10 @@ def train(
         Interrupted: see `stop`; also on SIGINT and SIGTERM inside `interruptible()`.
     """
     config.check()
+    if source.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {source.vocab_size} entries, but the model's vocab_size is {config.model.vocab_size}: use a larger one"
+        )
     fingerprint = run_identity(config, source.corpus_sha256, source.tokenizer_sha256)
     torch.manual_seed(config.seed)
     model = build_model(config.model, seed=config.seed).to(config.device)
