@@ -1,5 +1,8 @@
 """The command line. Every flag has its help; a wrong value exits 2 with one line, Ctrl-C exits 130 with everything kept."""
 
+import contextlib
+import io
+import itertools
 import logging
 import sys
 from dataclasses import dataclass, field
@@ -97,8 +100,7 @@ COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report}
 def main(arguments: list[str] | None = None) -> None:
     """Parses and runs; never shows a traceback for a wrong value, a file problem or Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    kinds = [Annotated[cls, tyro.conf.subcommand(name, prefix_name=False)] for name, cls in COMMANDS.items()]
-    command = tyro.cli(Union[tuple(kinds)], args=arguments, prog="onelag", description=__doc__)  # noqa: UP007
+    command = _parse(arguments)
     try:
         command.run()
     except KeyboardInterrupt:
@@ -107,6 +109,21 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error), 2)
     except (OSError, RuntimeError) as error:
         _fail(str(error), 1)
+
+
+def _parse(arguments: list[str] | None):
+    kinds = [Annotated[cls, tyro.conf.subcommand(name, prefix_name=False)] for name, cls in COMMANDS.items()]
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(Union[tuple(kinds)], args=arguments, prog="onelag", description=__doc__)  # noqa: UP007
+    except SystemExit as error:
+        if not error.code:
+            raise
+        # tyro draws a box with the reason, a rule, then hints: the reason alone is the one line that we promise.
+        lines = [line.strip("│ ").strip() for line in complaint.getvalue().splitlines() if line.startswith("│")]
+        reason = " ".join(itertools.takewhile(lambda line: not line.startswith("──"), lines)) or complaint.getvalue()
+        _fail(f"{reason} (see onelag --help)", 2)
 
 
 def _fail(message: str, code: int) -> None:

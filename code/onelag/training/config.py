@@ -33,6 +33,7 @@ class DelayConfig:
     steps: int = 0
     """τ: every gradient is this many weight versions old; 0 trains synchronously"""
     correction: Literal["none", "error-feedback", "weight-prediction", "delay-compensation"] = "none"
+    """what is done about the delay"""
     coefficient: float = 1.0
     """of error-feedback"""
     form: Literal["update", "lookahead"] = "update"
@@ -50,6 +51,7 @@ class DataConfig:
     tokenizer: str = "bytes"
     """"bytes", or "bpe-N" for a byte-level BPE with N entries trained on the training split"""
     sequence_length: int = 64
+    """tokens per sequence"""
     batch_size: int = 32
     """sequences per optimizer step"""
     accumulate: int = 1
@@ -61,6 +63,7 @@ class ScheduleConfig:
     """Linear warmup, then cosine to a fraction of the peak."""
 
     steps: int = 1200
+    """optimizer steps"""
     warmup: float = 0.1
     """fraction of the steps"""
     final: float = 0.1
@@ -72,6 +75,7 @@ class EvaluationConfig:
     """Validation on fixed windows of a held-out split."""
 
     split: Literal["held-out", "shift"] = "held-out"
+    """held-out: every tenth document; shift: a later time, where the corpus has one"""
     every: int = 150
     """steps between validations during training"""
     tokens: int = 16384
