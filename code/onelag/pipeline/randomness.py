@@ -1,0 +1,59 @@
+"""Dropout that does not know about the pipeline: the same masks for any number of stages, with and without recompute.
+
+Before a module runs, the generator is seeded from (seed, micro-batch, the module's global name). Whoever runs the module, in one process or on
+some stage, first or again, draws the same numbers.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class ModuleRandomness:
+    """Seeds every submodule of `module` on entry.
+
+        randomness = ModuleRandomness(model, seed=0)
+        with randomness.of(microbatch):                  # numbered through the whole run
+            loss = loss_fn(model(inputs), targets)
+
+    Outside the context nothing is seeded, and the global generators are left as they were.
+
+    Args:
+        module: a whole model or a stage.
+        seed: of the run.
+        name_of: local module name → global name, for stages whose submodules are named by their place in the stage.
+    """
+
+    def __init__(self, module: nn.Module, seed: int, name_of: Callable[[str], str] = lambda name: name):
+        self.seed = seed
+        self.microbatch: int | None = None
+        self._handles = []
+        for name, submodule in module.named_modules():
+            self._handles.append(submodule.register_forward_pre_hook(self._hook(name_of(name))))
+
+    def _hook(self, name: str):
+        def seed_generators(module, inputs) -> None:
+            if self.microbatch is not None and module.training:
+                digest = hashlib.sha256(f"{self.seed}/{self.microbatch}/{name}".encode()).digest()
+                torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+        return seed_generators
+
+    @contextmanager
+    def of(self, microbatch: int) -> Iterator[None]:
+        """Inside, the masks are those of this micro-batch."""
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices=devices):
+            outer, self.microbatch = self.microbatch, microbatch
+            try:
+                yield
+            finally:
+                self.microbatch = outer
+
+    def remove(self) -> None:
+        """Takes the hooks off the module."""
+        for handle in self._handles:
+            handle.remove()

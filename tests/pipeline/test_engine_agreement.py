@@ -1,0 +1,53 @@
+"""Pipeline ≡ simulation, bitwise: p = 1, 2, 3, 4 for SGD, AdamW and Muon, with and without ErrorFeedback."""
+
+import pytest
+import torch
+
+from onelag.pipeline.schedules import Schedule1F1B, Schedule2BW, ScheduleGPipe, SchedulePipeDream
+from tests.pipeline.toys import ROWS, Toy, batch, differing, loss_fn, make_optimizer, merged, oracle
+from tests.pipeline.worlds import run
+
+KINDS = ["sgd", "adamw", "muon", "sgd+lookahead", "adamw+lookahead", "muon+lookahead", "adamw+update"]
+
+
+def train(rank, world, cases):
+    """Every case in one start of the processes: {case: (losses, parameters after the flush)}."""
+    results = {}
+    for case in cases:
+        kind, m, batches, schedule, options = case
+        module = Toy(rank, world)
+        cls = {"2bw": Schedule2BW, "pipedream": SchedulePipeDream, "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
+        pipe = cls(module, loss_fn, make_optimizer(kind, module.named_parameters()), num_microbatches=m, timeout=30, **options)
+        reports = pipe.run((batch(t, m * ROWS) for t in range(batches)), updates=batches)
+        results[repr(case)] = [r.loss for r in reports], {n: p.detach().clone() for n, p in module.named_parameters()}
+    return results
+
+
+def check(world, cases):
+    results = run(train, world, cases)
+    for case in cases:
+        kind, m, batches, schedule, _ = case
+        losses, weights, _ = oracle(kind, m, batches, delay=int(schedule == "2bw"), pipedream=world if schedule == "pipedream" else 0)
+        assert differing(merged([r[repr(case)][1] for r in results]), weights) == [], case
+        for rank, result in enumerate(results):
+            assert result[repr(case)][0] == losses, (case, rank)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_2bw_is_the_simulation_bit_by_bit(world):
+    check(world, [(kind, max(2, world - 1), 6, "2bw", {}) for kind in KINDS])
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_depth_placement_and_number_of_microbatches_change_no_value(world):
+    eager = 2 * world - 2
+    cases = [("adamw+lookahead", m, 5, "2bw", options) for m in (world, 8) for options in ({"update": "inline"}, {"depth": 1}, {"recompute": True})]
+    check(world, [*cases, ("muon+lookahead", eager, 5, "2bw", {"depth": "eager"})])
+
+
+def test_pipedream_is_the_simulation_with_a_delay_per_stage():
+    check(4, [(kind, m, 7, "pipedream", {}) for kind in ("sgd", "adamw+lookahead", "adamw+update") for m in (1, 4)])
+
+
+def test_the_flushing_schedules_are_synchronous_training():
+    check(3, [("adamw", m, 4, schedule, {}) for schedule in ("1f1b", "gpipe") for m in (2, 4)])
