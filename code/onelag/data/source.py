@@ -1,6 +1,7 @@
 """A corpus as tokens."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -27,8 +28,9 @@ class DataSource:
         return tokens
 
 
+@cache
 def load_source(corpus: str, tokenizer: str) -> DataSource:
-    """Reads, tokenizes and hashes; ValueError with one line for anything wrong with the text (see `load_corpus`, `build_tokenizer`)."""
+    """Reads, tokenizes and hashes, once per process; ValueError with one line for anything wrong with the text (see `load_corpus`, `build_tokenizer`)."""
     texts = load_corpus(corpus)
     built = build_tokenizer(tokenizer, texts.train)
     train, held_out, shift = (built.encode(documents) for documents in (texts.train, texts.held_out, texts.shift))

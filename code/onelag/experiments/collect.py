@@ -20,20 +20,19 @@ class Collector:
     def __init__(self, folder: Path):
         self.stale = 0
         self._by_config: dict[str, list[Result]] = {}
-        self._sources = {}
         for result in list_results(folder):
             key = _key(result.config, result.provenance["corpus_sha256"], result.provenance["tokenizer_sha256"])
             self._by_config.setdefault(key, []).append(result)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_config)
 
     def find(self, jobs: Sequence[Job]) -> list[Result | None]:
         """One result per job, in order; None where there is none."""
         return [self._find(job) for job in jobs]
 
     def _find(self, job: Job) -> Result | None:
-        data = (job.config.data.corpus, job.config.data.tokenizer)
-        if data not in self._sources:
-            self._sources[data] = load_source(*data)
-        source = self._sources[data]
+        source = load_source(job.config.data.corpus, job.config.data.tokenizer)
         candidates = self._by_config.get(_key(resolved(job.config), source.corpus_sha256, source.tokenizer_sha256), [])
         if not candidates:
             return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from onelag.data import load_source
 from onelag.experiments.provenance import provenance
 from onelag.report.store import Result, find_result, write_result
 from onelag.training.config import TrainConfig
@@ -49,34 +50,21 @@ def run_all(
         RunsFailed: after everything else is done.
     """
     console = console or Console()
-    sources = _Sources()
     wanted = {}
     for job in jobs:
-        source = sources.get(job.config)
-        wanted.setdefault(run_identity(job.config, source.corpus_sha256, source.tokenizer_sha256), job)
+        wanted.setdefault(_run_id(job.config), job)
     found = {run_id: find_result(results / tier, run_id) for run_id in wanted}
     missing = [(run_id, job) for run_id, job in wanted.items() if found[run_id] is None]
     if missing:
         console.print(f"{experiment}: {len(wanted) - len(missing)} of {len(wanted)} runs are there, computing {len(missing)}")
         _compute(missing, experiment, tier, min(workers, len(missing)), results, runs, console)
         found |= {run_id: find_result(results / tier, run_id) for run_id, _ in missing}
-    ids = [run_identity(job.config, sources.get(job.config).corpus_sha256, sources.get(job.config).tokenizer_sha256) for job in jobs]
-    return [found[run_id] for run_id in ids]
+    return [found[_run_id(job.config)] for job in jobs]
 
 
-class _Sources:
-    """Corpora as tokens, loaded once per process."""
-
-    def __init__(self):
-        self._loaded = {}
-
-    def get(self, config: TrainConfig):
-        from onelag.data import load_source
-
-        key = (config.data.corpus, config.data.tokenizer)
-        if key not in self._loaded:
-            self._loaded[key] = load_source(*key)
-        return self._loaded[key]
+def _run_id(config: TrainConfig) -> str:
+    source = load_source(config.data.corpus, config.data.tokenizer)
+    return run_identity(config, source.corpus_sha256, source.tokenizer_sha256)
 
 
 def _compute(missing, experiment, tier, workers, results, runs, console) -> None:
@@ -147,7 +135,6 @@ def _work(tasks, news, experiment, tier, results, runs) -> None:
     from onelag.training.loop import Interrupted, interruptible, train
 
     torch.set_num_threads(1)
-    sources = _Sources()
     with interruptible() as stop:
         while not stop() and (task := tasks.get()) is not None:
             run_id, job = task
@@ -161,7 +148,7 @@ def _work(tasks, news, experiment, tier, results, runs) -> None:
                     seen = progress.step
 
             try:
-                source = sources.get(job.config)
+                source = load_source(job.config.data.corpus, job.config.data.tokenizer)
                 record = provenance(job.config, source)
                 outcome = train(job.config, source, runs / tier / run_id, report, stop)
                 record |= {"wall_seconds": outcome.wall_seconds, "tokens": outcome.tokens}
