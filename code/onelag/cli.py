@@ -46,11 +46,13 @@ class Report:
     """tables and figures"""
     claims: Path = Path("CLAIMS.md")
     """the list of claims"""
+    readme: Path = Path("README.md")
+    """its part between the "generated" marks is renewed"""
 
     def run(self) -> None:
         from onelag.experiments.main import report
 
-        report(self.results, self.reports, self.claims, Console())
+        report(self.results, self.reports, self.claims, self.readme, Console())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from onelag.experiments.readme import update_readme
 from onelag.experiments.registry import EXPERIMENTS
 from onelag.experiments.study import Place
 from onelag.experiments.tiers import TIERS
@@ -30,9 +31,10 @@ def reproduce(names: tuple[str, ...], tier_name: str, results: Path, runs: Path,
         experiment.reproduce(tier, place)
 
 
-def report(results: Path, reports: Path, claims: Path, console: Console) -> None:
-    """Draws everything from the result files that are there."""
+def report(results: Path, reports: Path, claims: Path, readme: Path, console: Console) -> None:
+    """Draws everything from the result files that are there, and renews CLAIMS.md and the generated part of the README."""
     for tier in TIERS.values():
         for experiment in EXPERIMENTS.values():
             experiment.report(tier, Place(results, Path("runs"), reports, console))
     write_claims(results, reports, claims)
+    update_readme(readme, reports)

@@ -82,9 +82,10 @@ class Experiment:
         study = Study(tier=tier.name, experiment=self.name, rows=rows)
         verdicts = write_report(study, tuning_rows, place.reports / tier.name / self.name, draft=draft)
         if announce:
-            place.console.print(f"{self.name} ({tier.name}): {len(rows)} results → {place.reports / tier.name / self.name}")
+            place.console.print(f"{self.name} ({tier.name}): {len(rows)} results → {place.reports / tier.name / self.name}/table.md", soft_wrap=True)
             for verdict in verdicts:
-                place.console.print(f"  {verdict}")
+                if verdict.headline:
+                    place.console.print(f"  {verdict}", soft_wrap=True)
 
     def _cells(self, tier: Tier, optimizers: Sequence[str], tuning: Tuning, seeds: Sequence[int], protocol: str) -> list[tuple[dict, Job]]:
         cells = []
