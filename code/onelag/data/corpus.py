@@ -51,7 +51,7 @@ def load_corpus(name: str) -> Corpus:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"the corpus file {name} is not UTF-8 text (byte {error.start}): convert it first") from error
-    documents = [text] if path.suffix == ".txt" else [_text_of(line, number, name) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    documents = [text] if path.suffix == ".txt" else [_text_of(line, number, name) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     documents = [document for document in documents if document.strip()]
     if not documents:
         raise ValueError(f"the corpus file {name} is empty")
@@ -69,9 +69,12 @@ def _split(documents: list[str], shift: tuple[str, ...]) -> Corpus:
 
 def _text_of(line: str, number: int, name: str) -> str:
     try:
-        return json.loads(line)["text"]
+        text = json.loads(line)["text"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f'line {number} of {name} is not a JSON object with a "text"') from error
+    if not isinstance(text, str):
+        raise ValueError(f'line {number} of {name} has a "text" that is no string, but {type(text).__name__}')
+    return text
 
 
 def _sotu() -> Corpus:
