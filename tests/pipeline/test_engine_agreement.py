@@ -1,7 +1,6 @@
 """Pipeline ≡ simulation, bitwise: p = 1, 2, 3, 4 for SGD, AdamW and Muon, with and without ErrorFeedback."""
 
 import pytest
-import torch
 
 from onelag.pipeline.schedules import Schedule1F1B, Schedule2BW, ScheduleGPipe, SchedulePipeDream
 from tests.pipeline.toys import ROWS, Toy, batch, differing, loss_fn, make_optimizer, merged, oracle

@@ -1,5 +1,6 @@
 """Runs a function in n fresh processes on one gloo group; every process is ended, also after a failure."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -54,10 +55,8 @@ def run_to_the_end(function, world: int, *arguments, limit: float = 90.0, during
         while open_pipes and time.monotonic() < deadline:
             for receiving in wait(list(open_pipes), timeout=deadline - time.monotonic()):
                 rank = open_pipes.pop(receiving)
-                try:
+                with contextlib.suppress(EOFError, OSError):  # killed: it told nothing
                     told[rank] = pickle.loads(receiving.recv_bytes())
-                except (EOFError, OSError):
-                    pass
         for rank in open_pipes.values():
             told[rank] = (None, f"no end within {limit} s")
         for process in processes:

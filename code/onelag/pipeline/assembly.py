@@ -94,7 +94,7 @@ def assemble(
     warm_up(here, groups, wire, timeout)
 
     delays = [{"2bw": 1, "pipedream": here.num_stages - 1 - s}.get(schedule, 0) for s in range(here.num_stages)]
-    randomness = None if dropout_seed is None else ModuleRandomness(module, dropout_seed, _prefixed(names))
+    randomness = None if dropout_seed is None else ModuleRandomness(module, dropout_seed, lambda name: names.prefix + name)
     tied_here = [name for name in names.tied if name in names.global_name]
     _start_equal(module, groups, tied_here)
     stage = VersionedStage(module, delays[here.stage] + 1, compute_dtype, randomness)
@@ -128,13 +128,6 @@ def _ranks(group: dist.ProcessGroup | None) -> list[int]:
             f"group= holds {len(ranks)} of {dist.get_world_size()} processes: a pipeline's group must hold all of them, since torch makes groups collectively"
         )
     return ranks
-
-
-def _prefixed(names: Names):
-    """Module names as global names: what stands before the parameters' common local names."""
-    change = next(((local, known) for local, known in names.global_name.items() if local != known), None)
-    prefix = change[1].removesuffix(change[0]) if change else ""
-    return lambda name: prefix + name
 
 
 @torch.no_grad()

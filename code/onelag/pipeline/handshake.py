@@ -67,11 +67,13 @@ class Names:
     Attributes:
         global_name: local name → global name. The same, unless stages use the same names for different parameters ("0.weight" on each of them):
             then with a prefix "stages.<s>.", and a checkpoint can only be resumed with the same split.
+        prefix: that prefix, or "".
         tied: global names of parameters that live on more than one stage and are to stay equal.
         tied_stages: the stages that hold them.
     """
 
     global_name: dict[str, str]
+    prefix: str
     tied: tuple[str, ...]
     tied_stages: tuple[int, ...]
 
@@ -106,7 +108,7 @@ def agree_on_names(here: Place, of_ranks: list[Mapping[str, Any]]) -> Names:
     prefix = f"stages.{here.stage}." if clash else ""
     own = stages[here.stage]["parameters"]
     return Names(
-        {name: name if name in tied else prefix + name for name in own}, tied, tuple(holders[tied[0]]) if tied else ()
+        {name: name if name in tied else prefix + name for name in own}, prefix, tied, tuple(holders[tied[0]]) if tied else ()
     )
 
 

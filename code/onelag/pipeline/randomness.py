@@ -1,7 +1,7 @@
 """Dropout that does not know about the pipeline: the same masks for any number of stages, with and without recompute.
 
-Before a module runs, the generator is seeded from (seed, micro-batch, the module's global name). Whoever runs the module, in one process or on
-some stage, first or again, draws the same numbers.
+Before a module runs, the generator is seeded from (seed, micro-batch, the module's global name, how often it ran in this micro-batch). Whoever runs
+the module, in one process or on some stage, first or again, draws the same numbers.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ class ModuleRandomness:
         with randomness.of(microbatch):                  # numbered through the whole run
             loss = loss_fn(model(inputs), targets)
 
-    Outside the context nothing is seeded, and the global generators are left as they were.
+    Outside the context nothing is seeded, and the global generators are left as they were. A module that is shared by several blocks, each of which
+    recomputes itself, is counted wrongly in the recomputation: let the pipeline recompute (`recompute=True`) there.
 
     Args:
         module: a whole model or a stage.
@@ -30,6 +31,7 @@ class ModuleRandomness:
     def __init__(self, module: nn.Module, seed: int, name_of: Callable[[str], str] = lambda name: name):
         self.seed = seed
         self.microbatch: int | None = None
+        self._calls: dict[str, int] = {}
         self._handles = []
         for name, submodule in module.named_modules():
             self._handles.append(submodule.register_forward_pre_hook(self._hook(name_of(name))))
@@ -37,7 +39,8 @@ class ModuleRandomness:
     def _hook(self, name: str):
         def seed_generators(module, inputs) -> None:
             if self.microbatch is not None and module.training:
-                digest = hashlib.sha256(f"{self.seed}/{self.microbatch}/{name}".encode()).digest()
+                call = self._calls[name] = self._calls.get(name, -1) + 1
+                digest = hashlib.sha256(f"{self.seed}/{self.microbatch}/{name}/{call}".encode()).digest()
                 torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
         return seed_generators
@@ -47,11 +50,12 @@ class ModuleRandomness:
         """Inside, the masks are those of this micro-batch."""
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=devices):
-            outer, self.microbatch = self.microbatch, microbatch
+            outer = self.microbatch, self._calls
+            self.microbatch, self._calls = microbatch, {}
             try:
                 yield
             finally:
-                self.microbatch = outer
+                self.microbatch, self._calls = outer
 
     def remove(self) -> None:
         """Takes the hooks off the module."""

@@ -5,7 +5,7 @@ version (two for PipeDream-2BW), put in place with `torch.func.functional_call`.
 still needs the old values raises instead of computing with the wrong ones. Never `.data`: that would hide exactly this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +109,10 @@ class VersionedStage:
             raise RuntimeError(f"weights W({version}) are not here: the slots hold {self.held}")
         return functional_call(self._inside, self._bindings[version % len(self.slots)], (function,))
 
+    def run_with(self, weights: Mapping[str, Tensor], function: Callable[[], Any]) -> Any:
+        """Calls `function` with the module's trainable parameters replaced by `weights`."""
+        return functional_call(self._inside, {**self._bindings[0], **{f"stage.{name}": value for name, value in weights.items()}}, (function,))
+
     # -- a micro-batch -----------------------------------------------------------------------------------------------------------------
     def forward(
         self, version: int, microbatch: int, inputs: Any, finish: Callable[[Any], Tensor] | None = None, recompute: bool = False
@@ -128,10 +132,12 @@ class VersionedStage:
 
         return self.run_on(version, (lambda: checkpoint(compute, use_reentrant=False)) if recompute else compute)
 
-    def backward(self, passage: Passage, gradients: list[Tensor] | None) -> list[Tensor]:
+    def backward(self, microbatch: int, passage: Passage, gradients: list[Tensor] | None) -> list[Tensor]:
         """Backward on the version of the forward; returns the gradients for the stage before, zeros where the input was not used."""
         if passage.outputs:
-            self.run_on(passage.version, lambda: torch.autograd.backward(passage.outputs, gradients))
+            # Seeded as the forward was: a block that recomputes itself draws its masks again.
+            with self.randomness.of(microbatch) if self.randomness else nullcontext():
+                self.run_on(passage.version, lambda: torch.autograd.backward(passage.outputs, gradients))
         back = []
         for tensor in passage.received:
             if tensor.requires_grad:
