@@ -9,15 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from onelag.report.scale import describe, seeds, short
 from onelag.report.statistics import mean_interval
+from onelag.report.store import Result
 from onelag.report.study import HEADLINE, SYNC, Study, TuningRow, label
 from onelag.report.style import COLUMN, footnote, look, new_figure
 from onelag.report.summary import Cell
 
 PANEL = 1.75  # inches
+_HALO = [withStroke(linewidth=1.6, foreground="white")]
 
 
 def loss_curves(study: Study, protocol: str, width: float) -> Figure:
@@ -29,30 +32,24 @@ def loss_curves(study: Study, protocol: str, width: float) -> Figure:
     figure, panels = _panels(optimizers, width)
     counts = []
     for axes, optimizer in panels:
-        top = []
+        drawn = []
         for mode in study.modes:
             rows = study.cell(protocol, optimizer, mode)
-            if not rows:
-                continue
-            counts.append(len(rows))
-            style = look(mode, study.modes)
-            tokens, curves, cut = _common_curve([row.result.metrics["curve"] for row in rows], [row.result.diverged for row in rows])
-            estimates = [mean_interval(values) for values in curves.T]
-            mean = np.array([e.value for e in estimates])
-            axes.plot(tokens, mean, color=style["color"], linestyle=style["line"], label=mode)
-            if len(rows) > 1 and len(tokens):
-                low, high = (np.array([getattr(e, end) for e in estimates]) for end in ("low", "high"))
-                axes.fill_between(tokens, low, high, color=style["color"], alpha=0.2, linewidth=0)
-            if cut and len(tokens):
-                axes.plot(tokens[-1], mean[-1], marker="x", color=style["color"], markersize=6, markeredgewidth=1.5)
-            top += mean[len(mean) // 6 :].tolist()  # the first sixth would squash the rest
+            if rows:
+                counts.append(len(rows))
+                drawn.append((look(mode, study.modes), *_common_curve([row.result for row in rows])))
+        _draw_curves(axes, drawn)
+        # the first points would squash the rest
+        top = [losses.mean(axis=0)[len(tokens) // 6 :].max() for _, tokens, losses, _ in drawn if len(tokens)]
+        low = [losses.mean(axis=0).min() for _, tokens, losses, _ in drawn if len(tokens)]
         if top:
-            axes.set_ylim(top=max(top) + 0.08 * (max(top) - min(top)) + 1e-3)
+            axes.set_ylim(top=max(top) + 0.05 * (max(top) - min(low)) + 1e-3)
+            _zoom(axes, drawn)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x) if x > 0 else "0"))
         axes.xaxis.set_major_locator(MaxNLocator(4))
     _label_outer(panels, "tokens", "validation loss (nats)")
     _legend(figure, [Line2D([], [], color=s["color"], linestyle=s["line"], label=m) for m in study.modes if (s := look(m, study.modes))])
-    footnote(figure, _caption(study, protocol, counts, width, "band: 95 % t"))
+    footnote(figure, _caption(study, protocol, counts, width, "band: 95 % t" if max(counts, default=0) > 1 else "no band"))
     return figure
 
 
@@ -71,14 +68,20 @@ def gap_bars(study: Study, protocol: str, cells: Sequence[Cell], width: float) -
         gone = not math.isfinite(cell.gap.value)
         height = ceiling if gone else cell.gap.value
         axes.bar(
-            x, height, 0.92 * bar, facecolor=(*style["color"][:3], 0.45), edgecolor=style["color"], hatch=style["hatch"], linewidth=0.8
+            x,
+            height,
+            0.92 * bar,
+            facecolor=(*style["color"][:3], style["fill"]),
+            edgecolor=style["color"],
+            hatch=style["hatch"],
+            linewidth=0.8,
         )
         losses, base = study.paired(protocol, (cell.optimizer, cell.mode), (cell.optimizer, SYNC))
         finite = np.isfinite(losses) & np.isfinite(base)
         dots = (losses - base)[finite]
-        spread = np.linspace(-0.5, 0.5, len(dots)) * 0.4 * bar if len(dots) > 1 else np.zeros(len(dots))
+        beside = 0.27 * bar + np.linspace(-0.12, 0.12, len(dots)) * bar if len(dots) > 1 else np.zeros(len(dots))
         axes.plot(
-            x + spread,
+            x + beside,
             dots,
             linestyle="",
             marker=style["marker"],
@@ -89,12 +92,15 @@ def gap_bars(study: Study, protocol: str, cells: Sequence[Cell], width: float) -
             zorder=4,
         )
         if gone:
-            axes.annotate(f"{cell.diverged}/{cell.n}\ndiverged", (x, ceiling), ha="center", va="top", fontsize=5, rotation=0, zorder=6)
+            axes.annotate(
+                f"{cell.diverged}/{cell.n}\ndiverged", (x, ceiling), ha="center", va="top", fontsize=5, zorder=6, path_effects=_HALO
+            )
         elif math.isfinite(cell.gap.low):
             error = [[cell.gap.value - cell.gap.low], [cell.gap.high - cell.gap.value]]
             axes.errorbar(x, cell.gap.value, error, color="0.1", elinewidth=0.9, capsize=2.2, capthick=0.9, zorder=5)
     axes.axhline(0, color="0.1", linewidth=0.8)
-    axes.set_xticks(range(len(optimizers)), [label(o) for o in optimizers])
+    crowded = len(optimizers) > (5 if width <= COLUMN else 12)
+    axes.set_xticks(range(len(optimizers)), [label(o) for o in optimizers], rotation=45 if crowded else 0)
     axes.set_xlim(-0.6, len(optimizers) - 0.4)
     axes.grid(False, axis="x")
     axes.set_ylabel("loss − sync loss (nats)")
@@ -102,7 +108,7 @@ def gap_bars(study: Study, protocol: str, cells: Sequence[Cell], width: float) -
     _legend(
         figure,
         [
-            Patch(facecolor=(*s["color"][:3], 0.45), edgecolor=s["color"], hatch=s["hatch"], label=m)
+            Patch(facecolor=(*s["color"][:3], s["fill"]), edgecolor=s["color"], hatch=s["hatch"], label=m)
             for m in modes
             if (s := look(m, study.modes))
         ],
@@ -142,9 +148,8 @@ def learning_rates(study: Study, tuning: Sequence[TuningRow], width: float) -> F
                         markeredgewidth=1.1,
                     )
                     if any(row.at_edge for row in rows):
-                        axes.annotate(
-                            "edge", (rate, mean[-1]), (0, 6), textcoords="offset points", ha="center", fontsize=5.5, color=style["color"]
-                        )
+                        offset = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": 5.5}
+                        axes.annotate("edge", (rate, mean[-1]), **offset, color=style["color"], path_effects=_HALO, zorder=6)
             axes.plot(rates, mean, color=style["color"], linestyle=style["line"], marker=style["marker"])
         axes.set_xscale("log", base=2)
         ticks = sorted({row.learning_rate for row in of_panel})
@@ -161,15 +166,46 @@ def learning_rates(study: Study, tuning: Sequence[TuningRow], width: float) -> F
     return figure
 
 
-def _common_curve(curves: Sequence[dict], diverged: Sequence[bool]) -> tuple[np.ndarray, np.ndarray, bool]:
+def _draw_curves(axes: Axes, drawn: Sequence[tuple]) -> None:
+    for style, tokens, losses, cut in drawn:
+        estimates = [mean_interval(values) for values in losses.T]
+        mean = np.array([e.value for e in estimates])
+        axes.plot(tokens, mean, color=style["color"], linestyle=style["line"])
+        if len(losses) > 1 and len(tokens):
+            low, high = (np.array([getattr(e, end) for e in estimates]) for end in ("low", "high"))
+            axes.fill_between(tokens, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        if cut and len(tokens):
+            axes.plot(tokens[-1], mean[-1], marker="x", color=style["color"], markersize=6, markeredgewidth=1.5, path_effects=_HALO)
+
+
+def _zoom(axes: Axes, drawn: Sequence[tuple]) -> None:
+    """The last quarter of training again, larger, in the corner that falling curves leave empty."""
+    end = max(tokens[-1] for _, tokens, _, _ in drawn if len(tokens))
+    late = [losses.mean(axis=0)[tokens >= 0.75 * end] for _, tokens, losses, _ in drawn]
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    corner = [losses.mean(axis=0)[tokens >= (left + right) / 2] for _, tokens, losses, _ in drawn]
+    if len(np.concatenate(late)) < 2 * len(drawn) or np.concatenate(corner).max() > bottom + 0.42 * (top - bottom):
+        return
+    inset = axes.inset_axes((0.52, 0.44, 0.48, 0.5))
+    _draw_curves(inset, drawn)
+    late = np.concatenate(late)
+    margin = 0.15 * (late.max() - late.min()) + 1e-4
+    inset.set(xlim=(0.75 * end, 1.01 * end), ylim=(late.min() - margin, late.max() + margin), xticks=[])
+    inset.yaxis.set_major_locator(MaxNLocator(3))
+    inset.tick_params(labelsize=5, pad=1, length=0)
+    inset.set_title("last quarter", fontsize=5, pad=1.5)
+
+
+def _common_curve(results: Sequence[Result]) -> tuple[np.ndarray, np.ndarray, bool]:
     """Tokens (k,), validation losses (seeds, k) over the points that every seed has with a finite loss, and whether a divergence cut them short."""
-    points = [
-        {tokens: loss for tokens, loss in zip(curve["tokens"], curve["validation_loss"]) if loss is not None and math.isfinite(loss)}
-        for curve in curves
-    ]
+    points = []
+    for result in results:
+        curve = result.metrics["curve"]
+        points.append({tokens: loss for tokens, loss in zip(curve["tokens"], curve["validation_loss"]) if loss is not None})
     tokens = sorted(set.intersection(*(set(p) for p in points)))
     losses = np.array([[p[t] for t in tokens] for p in points], dtype=np.float64).reshape(len(points), len(tokens))
-    return np.array(tokens, dtype=np.float64), losses, any(diverged)
+    return np.array(tokens, dtype=np.float64), losses, any(result.diverged for result in results)
 
 
 def _ceiling(study: Study, protocol: str, cells: Sequence[Cell]) -> float:
@@ -204,7 +240,7 @@ def _label_outer(panels: list[tuple[Axes, str]], x: str, y: str) -> None:
 
 
 def _legend(figure: Figure, handles: list) -> None:
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=2.8, columnspacing=1.4)
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), handlelength=2.8, handleheight=1.1, columnspacing=1.4)
 
 
 def _caption(study: Study, protocol: str, counts: Sequence[int], width: float, drawn: str) -> str:

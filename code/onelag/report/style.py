@@ -22,17 +22,18 @@ _PALETTE = sns.color_palette("colorblind")
 COLOURS = {SYNC: (0.13, 0.13, 0.13), DELAYED: _PALETTE[3], CORRECTED: sns.light_palette(_PALETTE[0], 10)[6]}
 LINES = {SYNC: "-", DELAYED: "--", CORRECTED: (0, (1, 1.1))}
 MARKERS = {SYNC: "o", DELAYED: "s", CORRECTED: "^"}
+FILLS = {SYNC: 0.8, DELAYED: 0.7, CORRECTED: 0.3}
 HATCHES = {SYNC: "", DELAYED: "////", CORRECTED: ".."}
 _MORE = (("-.", "D", "xx"), ((0, (3, 1, 1, 1, 1, 1)), "v", "\\\\\\\\"), ((0, (5, 5)), "P", "++"), ((0, (1, 3)), "X", "oo"))
 
 
 def look(mode: str, modes: Iterable[str]) -> dict:
-    """{"color", "line", "marker", "hatch"} of a mode; modes beyond the three known ones get looks in the order in which they come."""
+    """{"color", "fill" (opacity of bars), "line", "marker", "hatch"} of a mode; modes beyond the three known ones get looks in the order in which they come."""
     if mode in COLOURS:
-        return {"color": COLOURS[mode], "line": LINES[mode], "marker": MARKERS[mode], "hatch": HATCHES[mode]}
+        return {"color": COLOURS[mode], "fill": FILLS[mode], "line": LINES[mode], "marker": MARKERS[mode], "hatch": HATCHES[mode]}
     place = [m for m in modes if m not in COLOURS].index(mode)
     line, marker, hatch = _MORE[place % len(_MORE)]
-    return {"color": _PALETTE[(1, 2, 4, 5, 6, 7, 8, 9)[place % 8]], "line": line, "marker": marker, "hatch": hatch}
+    return {"color": _PALETTE[(1, 2, 4, 5, 6, 7, 8, 9)[place % 8]], "fill": 0.45, "line": line, "marker": marker, "hatch": hatch}
 
 
 @contextmanager
