@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelag.models.dense import Block, DenseConfig, RMSNorm, initialize, rotary_tables
+from onelag.models.dense import DenseConfig, RMSNorm, rotary_tables
+from onelag.models.flops import block_forward, head_forward
+from onelag.models.moe import build_block, initialize
 
 Split = tuple[tuple[int, int], ...]
 """(first layer, one past the last layer) of each stage."""
@@ -66,11 +68,9 @@ def split_by_count(num_layers: int, num_stages: int) -> Split:
 
 
 def split_by_flops(config: DenseConfig, num_stages: int, sequence_length: int) -> Split:
-    """By the multiply-adds of a token: attention and MLP for a layer, the head for the last stage."""
-    head_size = config.width // config.num_heads
-    projections = config.width * head_size * (2 * config.num_heads + 2 * config.num_kv_heads)
-    layer = projections + 3 * config.width * config.ffn_width + config.num_heads * head_size * sequence_length
-    return split_by_cost([layer] * config.num_layers, num_stages, last=config.width * config.vocab_size)
+    """By the operations of a token: attention and MLP or experts for a layer, the head for the last stage."""
+    costs = [block_forward(config, index, sequence_length).total for index in range(config.num_layers)]
+    return split_by_cost(costs, num_stages, last=head_forward(config, sequence_length).total)
 
 
 class StageModule(nn.Module):
@@ -84,10 +84,12 @@ class StageModule(nn.Module):
         if not 0 <= stage < num_stages:
             raise ValueError(f"stage={stage} of num_stages={num_stages} does not exist")
         start, end = (split or split_by_count(config.num_layers, num_stages))[stage]
-        self.config, self.is_first, self.is_last = config, stage == 0, stage == num_stages - 1
+        self.config, self.stage, self.num_stages = config, stage, num_stages
+        self.is_first, self.is_last = stage == 0, stage == num_stages - 1
+        self.tied_names = ("embed_tokens.weight",) if config.tie_embeddings and num_stages > 1 and (self.is_first or self.is_last) else ()
         if self.is_first or (self.is_last and config.tie_embeddings):
             self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
-        self.layers = nn.ModuleDict({str(index): Block(config) for index in range(start, end)})
+        self.layers = nn.ModuleDict({str(index): build_block(config, index) for index in range(start, end)})
         if self.is_last:
             self.norm = RMSNorm(config.width, config.norm_eps)
             if not config.tie_embeddings:
