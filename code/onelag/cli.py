@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import logging
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import tyro
 from rich.console import Console
 
 from onelag.training.config import DataConfig, DelayConfig, EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from onelag.training.pipeline_config import PipelineConfig
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ class Train:
     threads: int = 1
     """CPU threads; a run is bitwise repeatable at one"""
     run_dir: Path = Path("runs/train")
-    """log.jsonl and checkpoint.pt; an unfinished run there is continued"""
+    """log, checkpoints, outcome.json; an unfinished run there is continued"""
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    """under torchrun only: torchrun --nproc-per-node 4 -m onelag train …"""
 
     def config(self) -> TrainConfig:
         from onelag.models.presets import PRESETS
@@ -91,9 +95,17 @@ class Train:
         return TrainConfig(model=PRESETS[self.model], precision=self.precision, device=self.device, **same)
 
     def run(self) -> None:
-        from onelag.training.single import train_with_progress
+        if "WORLD_SIZE" in os.environ:  # torchrun
+            import torch
 
-        train_with_progress(self.config(), self.run_dir, self.threads, Console())
+            from onelag.training.pipeline import train_pipeline
+
+            torch.set_num_threads(self.threads)
+            train_pipeline(self.config(), self.pipeline, self.run_dir, Console())
+        else:
+            from onelag.training.single import train_with_progress
+
+            train_with_progress(self.config(), self.run_dir, self.threads, Console())
 
 
 COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report}

@@ -53,13 +53,13 @@ class Experiment:
             kept = tune(tier, optimizers, ("sync",), run)
             for count in range(1, len(tier.seeds) + 1):
                 run([job for _, job in self._cells(tier, optimizers, kept, tier.seeds[:count], "kept")])
-                self.report(tier, place, announce=count == 1 and optimizers == HEADLINE, draft=True)
+                self.report(tier, place, draft=True)
             retuned = tune(tier, optimizers, self.modes, run)
             run([job for _, job in self._cells(tier, optimizers, retuned, tier.seeds, "retuned")])
-            self.report(tier, place, announce=False, draft=True)
+            self.report(tier, place, draft=True)
         self.report(tier, place)
 
-    def report(self, tier: Tier, place: Place, announce: bool = True, draft: bool = False) -> None:
+    def report(self, tier: Tier, place: Place, draft: bool = False) -> None:
         """Tables, figures and verdicts from the results that are there (a draft: fewer figures, faster); computes nothing."""
         collector = Collector(place.results / tier.name)
         if not collector:
@@ -81,8 +81,10 @@ class Experiment:
             return
         study = Study(tier=tier.name, experiment=self.name, rows=rows)
         verdicts = write_report(study, tuning_rows, place.reports / tier.name / self.name, draft=draft)
-        if announce:
-            place.console.print(f"{self.name} ({tier.name}): {len(rows)} results → {place.reports / tier.name / self.name}/table.md", soft_wrap=True)
+        place.console.print(
+            f"{self.name} ({tier.name}): {len(rows)} results {'so far ' if draft else ''}→ {place.reports / tier.name / self.name}/table.md", soft_wrap=True
+        )
+        if not draft:
             for verdict in verdicts:
                 if verdict.headline:
                     place.console.print(f"  {verdict}", soft_wrap=True)
