@@ -66,7 +66,7 @@ def gap_bars(study: Study, protocol: str, cells: Sequence[Cell], width: float) -
         bar = 0.8 / len(modes)
         x = optimizers.index(cell.optimizer) + (modes.index(cell.mode) - (len(modes) - 1) / 2) * bar
         gone = not math.isfinite(cell.gap.value)
-        height = ceiling if gone else cell.gap.value
+        height = cell.gap.value if not gone else ceiling if cell.diverged else 0.0  # 0: sync diverged and this mode did not
         axes.bar(
             x,
             height,
@@ -77,8 +77,7 @@ def gap_bars(study: Study, protocol: str, cells: Sequence[Cell], width: float) -
             linewidth=0.8,
         )
         losses, base = study.paired(protocol, (cell.optimizer, cell.mode), (cell.optimizer, SYNC))
-        finite = np.isfinite(losses) & np.isfinite(base)
-        dots = (losses - base)[finite]
+        dots = _seed_gaps(losses, base)
         beside = 0.27 * bar + np.linspace(-0.12, 0.12, len(dots)) * bar if len(dots) > 1 else np.zeros(len(dots))
         axes.plot(
             x + beside,
@@ -92,9 +91,9 @@ def gap_bars(study: Study, protocol: str, cells: Sequence[Cell], width: float) -
             zorder=4,
         )
         if gone:
-            axes.annotate(
-                f"{cell.diverged}/{cell.n}\ndiverged", (x, ceiling), ha="center", va="top", fontsize=5, zorder=6, path_effects=_HALO
-            )
+            words = f"{cell.diverged}/{cell.n}\ndiverged" if cell.diverged else "sync\ndiverged"
+            place = {"ha": "center", "va": "top" if cell.diverged else "bottom", "fontsize": 5}
+            axes.annotate(words, (x, height), zorder=6, path_effects=_HALO, **place)
         elif math.isfinite(cell.gap.low):
             error = [[cell.gap.value - cell.gap.low], [cell.gap.high - cell.gap.value]]
             axes.errorbar(x, cell.gap.value, error, color="0.1", elinewidth=0.9, capsize=2.2, capthick=0.9, zorder=5)
@@ -208,12 +207,18 @@ def _common_curve(results: Sequence[Result]) -> tuple[np.ndarray, np.ndarray, bo
     return np.array(tokens, dtype=np.float64), losses, any(result.diverged for result in results)
 
 
+def _seed_gaps(losses: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """Differences of the seeds that finished in both, (≤ n,)."""
+    finite = np.isfinite(losses) & np.isfinite(base)
+    return losses[finite] - base[finite]
+
+
 def _ceiling(study: Study, protocol: str, cells: Sequence[Cell]) -> float:
     """How high a bar stands whose mean is infinite: above everything finite."""
     finite = [end for cell in cells for end in (cell.gap.value, cell.gap.high) if math.isfinite(end)]
     for cell in cells:
         losses, base = study.paired(protocol, (cell.optimizer, cell.mode), (cell.optimizer, SYNC))
-        finite += (losses - base)[np.isfinite(losses) & np.isfinite(base)].tolist()
+        finite += _seed_gaps(losses, base).tolist()
     return 1.25 * max([*finite, 0.01])
 
 

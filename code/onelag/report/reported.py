@@ -68,6 +68,9 @@ def load_reported(path: Path = PAPER_JSON) -> Reported:
         ValueError: it is not what it should be; the message names the entry.
     """
     content = json.loads(Path(path).read_text(encoding="utf-8"))
+    for entry in (*content["losses"], *content["statements"]):
+        if entry.get("confidence") not in CONFIDENCE:
+            raise ValueError(f"{path}: every entry needs a confidence of A, B or C, but one has {entry.get('confidence')!r}: {entry}")
     losses = {}
     for entry in content["losses"]:
         key = (entry["scale"], entry["optimizer"], entry["mode"])
@@ -78,7 +81,4 @@ def load_reported(path: Path = PAPER_JSON) -> Reported:
         losses[key] = ReportedLoss(entry.get("value"), entry["confidence"], entry.get("words", ""))
         if losses[key].value is None and not losses[key].words:
             raise ValueError(f"{path}: {key} has neither a value nor words")
-    for entry in (*content["losses"], *content["statements"]):
-        if entry.get("confidence") not in CONFIDENCE:
-            raise ValueError(f"{path}: every entry needs a confidence of A, B or C, but one has {entry.get('confidence')!r}: {entry}")
     return Reported(content["citation"], content["scales"], losses, tuple(content["statements"]))

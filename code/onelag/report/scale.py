@@ -8,8 +8,11 @@ from onelag.report.store import Result
 CORPORA = {"sotu": "State of the Union addresses"}
 
 
-def parameter_count(model: Mapping[str, Any]) -> int:
-    """Parameters of a dense model (Llama shape, no biases) from its stored configuration.
+def parameter_count(model: Mapping[str, Any], active: bool = False) -> int:
+    """Parameters of a model (Llama shape, no biases; dense or with experts) from its stored configuration; nothing is built.
+
+    Args:
+        active: only those that one token meets.
 
     Raises:
         ValueError: the configuration is of another kind of model.
@@ -18,10 +21,18 @@ def parameter_count(model: Mapping[str, Any]) -> int:
         vocab, layers, width, ffn = (model[name] for name in ("vocab_size", "num_layers", "width", "ffn_width"))
         kv_width = width * model["num_kv_heads"] // model["num_heads"]
         tied = model["tie_embeddings"]
+        common = 2 * width * width + 2 * width * kv_width + 2 * width  # q and o, k and v, two norms
+        dense, sparse = 3 * width * ffn, 0
+        layers_dense = layers
+        if "num_experts" in model:
+            layers_dense = model["num_dense_layers"]
+            routed = model["experts_per_token"] if active else model["num_experts"]
+            experts = 3 * width * model["expert_width"] * (routed + model["num_shared_experts"])
+            sparse = experts + model["num_experts"] * (width + 1)  # the router and its biases
     except KeyError as error:
         raise ValueError(f"cannot count the parameters of a model without {error.args[0]!r} in its configuration") from error
-    attention = 2 * width * width + 2 * width * kv_width  # q and o, k and v
-    return vocab * width * (1 if tied else 2) + layers * (attention + 3 * width * ffn + 2 * width) + width
+    blocks = layers * common + layers_dense * dense + (layers - layers_dense) * sparse
+    return vocab * width * (1 if tied else 2) + blocks + width
 
 
 def describe(results: Iterable[Result]) -> str:
@@ -34,7 +45,9 @@ def describe(results: Iterable[Result]) -> str:
     corpora = sorted(
         {f"{CORPORA.get(config['data']['corpus'], config['data']['corpus'])} ({config['data']['tokenizer']})" for config in configs}
     )
-    return f"{_range(sizes)} parameters, {_range(tokens)} tokens, {', '.join(corpora)}"
+    active = sorted({parameter_count(config["model"], active=True) for config in configs})
+    size = f"{_range(sizes)} parameters" + (f" ({_range(active)} active)" if active != sizes else "")
+    return f"{size}, {_range(tokens)} tokens, {', '.join(corpora)}"
 
 
 def seeds(counts: Iterable[int]) -> str:
