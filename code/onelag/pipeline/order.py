@@ -15,7 +15,8 @@ Schedules
              A forward reads the newest weights, its backward the then newest ones: they differ by at most ⌈(in flight − 1)/m⌉ updates.
 
 Depth, the micro-batches in flight on stage s: "paper" p−s (as 1F1B), "eager" 2(p−s)−1 (hides a link latency; Zero Bubble's and Megatron's name for it),
-or an integer: that many more than p−s on every stage but the last, which has nobody to wait for. The flush schedules ignore it.
+or an integer e: e more than p−s on the first stage, fewer in proportion on later ones, none on the last, which has nobody to wait for (0 is "paper", p−1 is
+"eager"). Proportion matters: as many more on every stage would hide next to nothing (timeline.steady_step_time). The flush schedules ignore the depth.
 """
 
 from collections import deque
@@ -49,8 +50,8 @@ def in_flight(stage: int, num_stages: int, depth: Depth = "paper") -> int:
     if depth == "eager":
         return 2 * below + 1
     if isinstance(depth, int) and not isinstance(depth, bool) and depth >= 0:
-        return below + 1 + (depth if below else 0)
-    raise ValueError(f"depth={depth!r}: use 'paper', 'eager' or an integer >= 0 (extra micro-batches in flight)")
+        return below + 1 + (-(-depth * below // (num_stages - 1)) if below else 0)
+    raise ValueError(f"depth={depth!r}: use 'paper', 'eager' or an integer >= 0 (extra micro-batches in flight on the first stage)")
 
 
 def smallest_num_microbatches(num_stages: int, depth: Depth = "paper", schedule: Schedule = "2bw") -> int:
