@@ -110,6 +110,13 @@ def test_a_kill_between_checkpoints_costs_only_the_time(tmp_path):
     assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [4, 8, 12]
 
 
+def test_bf16_runs_beside_fp32_and_keeps_fp32_weights(tmp_path):
+    config = replace(CONFIG, model=replace(CONFIG.model, dropout=0.0))
+    full, half = train(config, SOURCE), train(replace(config, precision="bf16"), SOURCE, tmp_path)
+    assert full.final["validation_loss"] != half.final["validation_loss"]
+    assert half.final["validation_loss"] == pytest.approx(full.final["validation_loss"], rel=2e-2)
+
+
 def test_divergence_is_a_result(tmp_path):
     config = replace(CONFIG, optimizer=OptimizerConfig(name="sgd", learning_rate=1e30), delay=DelayConfig(), clip_norm=0.0)
     outcome = train(config, SOURCE, tmp_path)

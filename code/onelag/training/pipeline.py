@@ -22,7 +22,6 @@ from onelag.pipeline.clipping import BatchReport
 from onelag.pipeline.engine import PipelineSchedule
 from onelag.pipeline.schedules import Schedule1F1B, Schedule2BW, ScheduleGPipe, SchedulePipeDream
 from onelag.pipeline.topology import place
-from onelag.pipeline.trace import Recorder
 from onelag.training.build import build_delayed_optimizer
 from onelag.training.config import TrainConfig
 from onelag.training.loop import CURVE, interruptible
@@ -43,11 +42,16 @@ class _Run:
     curve: dict[str, list] = field(default_factory=lambda: {name: [] for name in CURVE})
     skipped: list[int] = field(default_factory=list)
     last: BatchReport | None = None
-    since: float = field(default_factory=time.perf_counter)
+    since: float = 0.0
+    reported: int = 0
+
+    def begin_segment(self) -> None:
+        self.since, self.reported = time.perf_counter(), 0
 
     def on_report(self, report: BatchReport) -> None:
-        now = time.perf_counter()
-        rate, self.since, self.last = self.tokens_per_step / (now - self.since), now, report
+        # Reports come late and in bunches, as nobody waits for them: the rate is that of the whole segment so far.
+        self.last, self.reported = report, self.reported + 1
+        rate = self.reported * self.tokens_per_step / (time.perf_counter() - self.since)
         if report.skipped:
             self.skipped.append(report.batch)
         if self.leads:
@@ -86,7 +90,7 @@ def train_pipeline(config: TrainConfig, pipeline: PipelineConfig, run_dir: Path,
             raise ValueError(f"stage {here.stage} of {here.num_stages} would hold no parameter: start fewer processes")
         # No SimulatedDelay here: the schedule is the delay.
         optimizer = build_delayed_optimizer(config.optimizer, replace(config.delay, steps=0), list(module.named_parameters()))
-        recorder = Recorder(rank) if pipeline.trace else None
+        recorder = _recorder(rank) if pipeline.trace else None
         pipe: PipelineSchedule = SCHEDULES[pipeline.schedule](
             module,
             next_token_loss,
@@ -144,7 +148,7 @@ def _loop(config: TrainConfig, pipeline: PipelineConfig, pipe: PipelineSchedule,
     while pipe.batches < steps:
         first = pipe.batches
         end = min(steps, *((first // every + 1) * every for every in (config.evaluation.every, pipeline.checkpoint_every)))
-        run.since = time.perf_counter()
+        run.begin_segment()
         done = len(pipe.run(batches(first, end), end - first, stop, run.on_report))
         if first + done == steps or (first + done) % config.evaluation.every == 0:
             count = config.evaluation.final_tokens if first + done == steps else config.evaluation.tokens
@@ -188,7 +192,13 @@ def _process_group(device: str, timeout: float) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _write_trace(path: Path, recorder: Recorder, leads: bool, world: int) -> None:
+def _recorder(rank: int):
+    from onelag.pipeline.trace import Recorder
+
+    return Recorder(rank)
+
+
+def _write_trace(path: Path, recorder, leads: bool, world: int) -> None:
     """All ranks' events in one file, written by rank 0."""
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, recorder.events())
