@@ -84,16 +84,16 @@ def check_feasible(num_stages: int, num_microbatches: int, depth: Depth = "paper
 
 def version_of(microbatch: int, num_microbatches: int, schedule: Schedule = "2bw", stage: int = 0, num_stages: int = 1) -> int:
     """The weight version that `microbatch` (numbered through the run) reads on `stage`, forward and backward alike."""
+    return max(microbatch // num_microbatches - delay_of(schedule, stage, num_stages), 0)
+
+
+def delay_of(schedule: Schedule = "2bw", stage: int = 0, num_stages: int = 1) -> int:
+    """How many updates late the gradients of `stage` are: 1 for 2bw, p−1−s for pipedream, 0 with a flush."""
     _check_schedule(schedule)
     _check_place(stage, num_stages)
-    batch = microbatch // num_microbatches
-    if schedule == "2bw":
-        return max(batch - 1, 0)
-    if schedule == "pipedream":
-        return max(batch - (num_stages - 1 - stage), 0)
     if schedule == "paci":
         raise ValueError("schedule='paci' has no one version per micro-batch: forward and backward read different ones, see stage_actions")
-    return batch
+    return {"2bw": 1, "pipedream": num_stages - 1 - stage}.get(schedule, 0)
 
 
 def stage_actions(
@@ -118,9 +118,10 @@ def stage_actions(
 
 def _actions(stage, num_stages, num_microbatches, num_batches, schedule, depth, first_batch) -> Iterator[Action]:
     m, newest = num_microbatches, first_batch
+    delay = None if schedule == "paci" else delay_of(schedule, stage, num_stages)
 
     def compute(kind: str, k: int) -> Action:
-        return Action(kind, k, newest if schedule == "paci" else version_of(k, m, schedule, stage, num_stages))
+        return Action(kind, k, newest if delay is None else max(k // m - delay, 0))
 
     batches = count(first_batch) if num_batches is None else range(first_batch, first_batch + num_batches)
     if schedule in FLUSHING:
