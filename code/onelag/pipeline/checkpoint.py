@@ -7,6 +7,7 @@ way. A checkpoint is written beside the last one and renamed when it is complete
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from onelag.pipeline.engine import PipelineSchedule
 from onelag.pipeline.handshake import flatten, gather
@@ -58,7 +60,8 @@ def save(directory: Path | str, pipe: PipelineSchedule, config: Mapping[str, Any
             directory.mkdir(parents=True, exist_ok=True)
             for stale in directory.glob(".*.writing"):  # what a kill left
                 shutil.rmtree(stale)
-    dcp.save(content, storage_writer=dcp.FileSystemWriter(writing, sync_files=True), process_group=group, no_dist=group is None)
+    with _quiet():
+        dcp.save(content, storage_writer=dcp.FileSystemWriter(writing, sync_files=True), process_group=group, no_dist=group is None)
     with _leading(pipe) as leads:
         if leads:
             _sync(writing)
@@ -105,6 +108,9 @@ def load(path: Path, pipe: PipelineSchedule, config: Mapping[str, Any] | None = 
     everywhere = {name for names in gather(list(owned), num_ranks, parts.groups.everyone) for name in names}
     with _all_or_none(pipe, path):
         _same_model(known, owned, everywhere)
+        for age in range(1, min(len(parts.stage.slots), about["batches"] + 1)):
+            if any(f"version-{age}/{name}" not in known for name in owned):
+                raise StateError(f"holds no W({about['batches'] - age}) for stage {parts.here.stage}: resume with the num_stages={about['num_stages']} that saved it")
         keys = [key for key in known if not key.startswith(("buffer/", "rng/")) and _named(key) in owned]
         keys += [key for name in buffers(parts) if (key := f"buffer/{name}") in known]
         keys += [f"rng/{rank}"] * (about["num_ranks"] == num_ranks)  # with another split there is nobody whose generator it was
@@ -127,7 +133,8 @@ def _all_or_none(pipe: PipelineSchedule, path: Path) -> Iterator[None]:
     except StateError as error:
         problem = f"{path}: {error}"
     except Exception as error:
-        problem = f"{path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}): delete it to go on from an earlier one"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        problem = f"{path} cannot be read ({reason}): delete it to go on from an earlier one"
     here = pipe.parts.here
     problems = gather(problem, here.num_stages * here.num_replicas, pipe.parts.groups.everyone)
     for problem in problems:
@@ -157,7 +164,8 @@ def _same_model(known: Mapping[str, Any], owned: Mapping[str, tuple[int, ...]], 
 # -- how it is stored --------------------------------------------------------------------------------------------------------------------
 def _read(path: Path, known: Mapping[str, Any], keys: list[str]) -> dict[str, Tensor]:
     content = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
-    dcp.load(content, storage_reader=dcp.FileSystemReader(path), no_dist=True)  # every rank reads what it needs
+    with _quiet():
+        dcp.load(content, storage_reader=dcp.FileSystemReader(path), no_dist=True)  # every rank reads what it needs
     return content
 
 
@@ -228,6 +236,18 @@ def _leading(pipe: PipelineSchedule) -> Iterator[bool]:
     problem = gather(problem, pipe.here.num_stages * pipe.here.num_replicas, pipe.parts.groups.everyone)[0]
     if problem:
         raise OSError(f"the checkpoint could not be written: {problem}; the earlier ones are untouched")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that one rank works for itself, and with its failures as OSError: torch's are no Exception and carry whole tracebacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        try:
+            yield
+        except CheckpointException as error:
+            rank, (cause, _) = next(iter(error.failures.items()))
+            raise OSError(f"{type(cause).__name__} on rank {rank}: {cause}") from error
 
 
 def _sync(directory: Path) -> None:
