@@ -84,7 +84,8 @@ def test_waiting_for_the_global_norm_stalls_inline_and_not_in_the_slack():
         assert simulate(4, m, costs, 20, update="slack").step_time == m * 60 + 120
         assert simulate(4, m, costs, 20, update="inline").step_time == m * 60 + 120 + 120
     # On a stream of its own the update vanishes where the slack holds it, and not where it does not: at m = 4 stage 0 has one slot.
-    assert simulate(4, 8, Costs(20, 40, update=120), 20, update="stream").step_time == 8 * 60
+    beside = simulate(4, 8, Costs(20, 40, update=120), 20, update="stream")
+    assert beside.step_time == 8 * 60 and beside.bubble == 0.0
     assert simulate(4, 4, Costs(20, 40, update=120), 20, update="stream").step_time == 4 * 60 + 60
     # Last stage to first: p − 1 backwards; a sum that takes longer than the slack is waited for.
     assert simulate(4, 8, Costs(20, 40, agreement=300.0), 20).step_time == 8 * 60

@@ -158,7 +158,6 @@ def simulate(
     at, free, side_free = [0] * p, [0.0] * p, [0.0] * p
     ended: dict[tuple[str, int, int], float] = {}  # (kind, stage, index) → end
     unmade: dict[tuple[int, int], float] = {}  # (stage, version) → when it is made, if on a stream of its own
-    last_backwards: dict[int, list[float]] = {}  # batch → its last backward's end, of the stages that have had it
 
     def earliest(stage: int, action: Action) -> float | None:
         """When what the action waits for is there; None if it is not known yet."""
@@ -166,8 +165,8 @@ def simulate(
         if kind == "U":
             if costs.agreement is None:
                 return ended["B", stage, index * m + m - 1]
-            all_ends = last_backwards.get(index, [])
-            return max(all_ends) + costs.agreement if len(all_ends) == p else None
+            slowest = "B", 0, index * m + m - 1  # gradients flow to stage 0: it is the last one to end a batch
+            return ended[slowest] + costs.agreement if slowest in ended else None
         made = unmade.get((stage, version), 0.0)
         if kind == "F":
             source = ("F", stage - 1, index) if stage else None
@@ -194,8 +193,6 @@ def simulate(
                 else:
                     free[s] = end
                 ended[action.kind, s, action.index] = end
-                if action.kind == "B" and (action.index + 1) % m == 0:
-                    last_backwards.setdefault(action.index // m, []).append(end)
                 spans[s].append(Span(s, *action, start, end))
                 at[s] += 1
                 progress = True
