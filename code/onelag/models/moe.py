@@ -113,7 +113,10 @@ def grouped_product_reference(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor
 
 
 class Experts(nn.Module):
-    """SwiGLU per expert: down(silu(gate(x)) · up(x)) on rows sorted by expert."""
+    """SwiGLU per expert, weighed: down(gate · silu(gate_proj(x)) · up(x)) on rows sorted by expert.
+
+    The router's gate multiplies the narrow hidden vector: the same as multiplying the output, at a fraction of the memory.
+    """
 
     def __init__(self, config: MoEConfig):
         super().__init__()
@@ -121,8 +124,9 @@ class Experts(nn.Module):
         self.up_proj = ExpertMatrices(config.num_experts, config.expert_width, config.width)
         self.down_proj = ExpertMatrices(config.num_experts, config.width, config.expert_width)
 
-    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x, ends)) * self.up_proj(x, ends), ends)
+    def forward(self, x: Tensor, gates: Tensor, ends: Tensor) -> Tensor:
+        hidden = F.silu(self.gate_proj(x, ends)) * self.up_proj(x, ends)
+        return self.down_proj(hidden * gates.unsqueeze(-1).to(hidden.dtype), ends)
 
 
 class MoE(nn.Module):
@@ -140,10 +144,9 @@ class MoE(nn.Module):
         rows, k = x.reshape(-1, x.size(-1)), self.config.experts_per_token
         chosen, gates, counts = self.gate(rows)
         order = chosen.flatten().argsort(stable=True)  # (N·k,): the choices, sorted by expert
-        out = self.experts(rows.index_select(0, order // k), counts.cumsum(0).to(torch.int32))
+        out = self.experts(rows.index_select(0, order // k), gates.flatten().index_select(0, order), counts.cumsum(0).to(torch.int32))
         # Back to the order of the tokens by gathering: sums in a fixed order, unlike a scattered addition.
-        out = out.index_select(0, order.argsort()).view(-1, k, x.size(-1))
-        out = (out * gates.unsqueeze(-1).to(out.dtype)).sum(1).view(x.shape)
+        out = out.index_select(0, order.argsort()).view(-1, k, x.size(-1)).sum(1).view(x.shape)
         return out + self.shared_experts(x) if self.config.num_shared_experts else out
 
 
