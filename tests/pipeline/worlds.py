@@ -4,13 +4,30 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import sys
 import time
 import traceback
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
+# Forked from one process that has everything imported: a process starts in a tenth of a second instead of in eight.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "onelag.optim", "onelag.pipeline.schedules"])
+_context.set_forkserver_preload(["torch._dynamo", "onelag.optim.registry", "onelag.pipeline.checkpoint", "tests.pipeline.toys"])
+
+
+@contextlib.contextmanager
+def _same_path():
+    """The server takes its import path from the environment."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 class Ended(NamedTuple):
@@ -37,6 +54,8 @@ def run_to_the_end(function, world: int, *arguments, limit: float = 90.0, during
     """The same, but tells how each process ended. `during(processes)` runs in the parent once all have started."""
     from torch.distributed import TCPStore
 
+    with _same_path():
+        forkserver.ensure_running()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes = [_context.Pipe(duplex=False) for _ in range(world)]
     processes = [
