@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -21,6 +21,8 @@ from onelag.report.statistics import (
     share_recovered,
 )
 
+# no deadline: how long an example takes says nothing about it on a busy machine
+EASY = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 SAMPLES = st.lists(st.floats(-5, 5), min_size=2, max_size=8)
 
 
@@ -29,6 +31,7 @@ def pairs(smallest=3):
 
 
 @given(SAMPLES, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+@EASY
 def test_mean_interval_is_scipys(values, level):
     assume(np.std(values) > 1e-6)
     ours, theirs = mean_interval(values, level), stats.ttest_1samp(values, 0)
@@ -58,6 +61,7 @@ def test_too_few_or_equal_values():
 
 
 @given(pairs())
+@EASY
 def test_paired_difference_is_scipys(sample):
     a, b = np.array(sample[0]), np.array(sample[1])
     assume(np.std(a - b) > 1e-6)
@@ -74,7 +78,7 @@ def test_pairing_removes_what_seeds_share():
 
 
 @given(pairs())
-@settings(max_examples=150)
+@EASY
 def test_fieller_is_the_set_that_t_tests_do_not_reject(sample):
     """Independent reference: θ belongs to the set exactly when a t-test of numerator − θ denominator = 0 has p ≥ 0.05."""
     x, y = np.array(sample[0]), np.array(sample[1])
@@ -112,6 +116,7 @@ def test_fieller_exact_cases():
 
 
 @given(pairs(), st.floats(0.1, 100))
+@EASY
 def test_fieller_does_not_depend_on_the_unit(sample, factor):
     x, y = np.array(sample[0]), np.array(sample[1]) + 4
     one, two = fieller(x, y), fieller(factor * x, factor * y)
@@ -165,6 +170,7 @@ def test_fieller_covers_where_the_gap_is_lost_in_noise():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7))
+@EASY
 def test_holm_rejects_what_the_step_down_procedure_rejects(p):
     adjusted = holm(p)
     for level in (0.01, 0.05, 0.2):

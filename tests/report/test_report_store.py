@@ -23,7 +23,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(config=st.dictionaries(st.text(), VALUES, max_size=4), loss=st.floats(0, 20))
 def test_what_is_written_is_read_back_exactly(make_result, tmp_path, config, loss):
     result = dataclasses.replace(make_result(loss=loss), config=config)
@@ -45,7 +45,7 @@ def test_every_truncation_is_found(make_result, tmp_path):
             read_result(path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_no_single_changed_byte_is_believed(make_result, tmp_path, data):
     result = make_result(steps=300)
