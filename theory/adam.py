@@ -112,7 +112,7 @@ def rotated(d: int, steep: float, flat: float, seed: int = 0) -> tuple[np.ndarra
     return flat * np.eye(d) + (steep - flat) * np.outer(e, e), e
 
 
-def ablation(beta1: float = 0.9, eta: float = 0.02, sigma: float = 0.005, d: int = 16, beta2: float = 0.999, steps: int = 12000) -> list[dict]:
+def ablation(beta1: float = 0.9, eta: float = 0.02, sigma: float = 0.005, d: int = 16, beta2: float = 0.999, steps: int = 6000) -> list[dict]:
     """Steep rms and √v (what divides every flat step), each relative to sync in the same setting, for each possible culprit. Replicas: 8; steep curvature 1, flat 1e-3."""
     one = np.full(8, eta), np.full(8, beta1), np.full(8, sigma)
     turned, e = rotated(d, 1.0, 1e-3)
@@ -164,10 +164,10 @@ def check_numeric(count: int = 1000, seed: int = 15) -> list[Rows]:
         eta = top * 10.0 ** rng.uniform(-1.0, 0.7, each)  # ηλ/σ from a tenth of the edge to five times it
         sigma = np.where(quiet, 0.01 * eta / top, 1.0)  # quiet: noise of 1 % of the floor
         rule = Adam(eta, beta1, sigma, 0.9995, delay, delay, theta)
-        moments, _ = simulate(np.ones((1, 1)), rule, 24000, seed)
+        moments, _ = simulate(np.ones((1, 1)), rule, 16000, seed)
         predicted = np.array([predicted_variance(*row, scheme) for row in zip(eta, beta1, sigma)])
         rows.append(Rows(f"A2, {scheme}: rms against the slow-v prediction", np.abs(np.sqrt(moments[:, 0, 0] / predicted) - 1), np.full(each, 0.1)))
-    return [*rows, _slowdowns(max(count // 10, 24), seed)]
+    return [*rows, _slowdowns(max(count // 25, 24), seed)]
 
 
 def _slowdowns(count: int, seed: int) -> Rows:

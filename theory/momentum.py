@@ -81,7 +81,7 @@ def tuned_gaps(problem: Spectrum, beta: float, grid: np.ndarray | None = None) -
     return {"beta": beta, "sigma": problem.sigma, "edge": where["sync"], **{name: best[name] / best["sync"] for name in ("delayed", "error feedback")}}
 
 
-def lmo_gaps(sigma: float, betas=(0.5, 0.8, 0.9, 0.95), steps: int = 300, seeds: int = 12, seed: int = 0) -> list[dict[str, float]]:
+def lmo_gaps(sigma: float, betas=(0.5, 0.8, 0.9, 0.95), steps: int = 240, seeds: int = 6, seed: int = 0) -> list[dict[str, float]]:
     """A Muon-like method (polar factor, EMA, step decaying linearly to 0) on ½tr(XᵀAX), 4×6, condition 100; each scheme at its own best η of a grid of 10."""
     rng = np.random.default_rng(seed)
     m, n = 4, 6

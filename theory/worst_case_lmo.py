@@ -122,11 +122,8 @@ def upper(method: Method, metric: str = "minimum", delta: float = 100.0) -> floa
 
 def semidefinite(method: Method, metric: str = "minimum", delta: float = 100.0) -> float:
     """The same constant from the semidefinite program over Gram matrices in PEPit, solver Clarabel: an independent formulation."""
-    import warnings
-
     from PEPit import PEP, Expression, Point
 
-    warnings.filterwarnings("ignore", module="cvxpy")
     N = method.steps
     problem = PEP()
     x = [problem.set_initial_point()]
