@@ -1,7 +1,7 @@
 """Claim → "holds", "does not hold" or "undecided", decided by confidence intervals over paired seeds and nothing else.
 
 A claim is a contrast of losses that must lie above a threshold. It holds when the whole interval does, does not hold when the whole interval lies below,
-and is undecided at this n otherwise. The headline claims are few and were fixed before the runs; the rows that repeat one question for every optimizer
+and is undecided at this n otherwise. The headline claims are few and were fixed before the runs (after a one-seed trial); the rows that repeat one question for every optimizer
 carry Holm's correction. A diverged run counts as infinitely bad (see `statistics.contrast`) and is counted in the open. Thresholds are choices of ours.
 """
 
