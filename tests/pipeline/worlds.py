@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 # Forked from one process that has everything imported: a process starts in a tenth of a second instead of in eight.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch._dynamo", "onelag.optim.registry", "onelag.pipeline.checkpoint", "tests.pipeline.toys"])
+_context.set_forkserver_preload(["pytest", "torch._dynamo", "onelag.optim.registry", "onelag.pipeline.checkpoint", "tests.pipeline.toys"])
 
 
 @contextlib.contextmanager

@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from onelag.delay import OptimizerWrapper
 from onelag.pipeline.channel import Inbox, Outbox
 from onelag.pipeline.clock import Clock
-from onelag.pipeline.handshake import Names, agree_on_names, compare_settings, describe, flatten, gather, refuse_wrappers, warm_up
+from onelag.pipeline.handshake import ANY, Names, agree_on_names, compare_settings, describe, flatten, gather, refuse_wrappers, warm_up
 from onelag.pipeline.microbatches import Cutter
 from onelag.pipeline.order import Depth, check_feasible
 from onelag.pipeline.randomness import ModuleRandomness
@@ -43,7 +44,7 @@ class Parts:
 
 def assemble(
     module: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     schedule: str,
     num_microbatches: int,
     depth: Depth,
@@ -71,6 +72,8 @@ def assemble(
     if not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: use a number of seconds above 0")
     refuse_wrappers(module)
+    if optimizer is None and not any(p.requires_grad for p in module.parameters()):
+        optimizer = _NothingToDo([{"params": []}], {})  # a stage without weights, where there are fewer layers than stages
     check_optimizer(optimizer)
     if num_replicas > 1:
         refuse_replicated(optimizer)
@@ -81,14 +84,13 @@ def assemble(
 
     settings = {"schedule": schedule, "num_stages": here.num_stages, "num_replicas": num_replicas, "num_microbatches": num_microbatches, "depth": depth}
     settings |= {"clip_norm": clip_norm, "compute_dtype": str(compute_dtype), "recompute": recompute, "dropout_seed": dropout_seed, "update": update}
-    settings |= {"timeout": timeout, "correction": type(optimizer).__name__ if hasattr(optimizer, "optimizer") else None}
-    settings |= {f"correction.{key}": getattr(optimizer, key) for key in ("coefficient", "form") if hasattr(optimizer, key)}
+    settings |= {"timeout": timeout, **_correction(optimizer)}
     told = gather({"settings": {**settings, **flatten(config or {})}}, len(ranks), group)
     compare_settings([content["settings"] for content in told])
     declared = getattr(module, "tied_names", ()) if tied is None else tied
     names = agree_on_names(here, gather(describe(module, declared), len(ranks), group))
 
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     groups = Groups(here, ranks, timeout, names.tied_stages)
     wire = torch.device("cpu") if groups.everyone is None or dist.get_backend(groups.everyone) == "gloo" else device
     warm_up(here, groups, wire, timeout)
@@ -116,6 +118,26 @@ def assemble(
         clock=Clock(),
         settings=settings,
     )
+
+
+class _NothingToDo(torch.optim.Optimizer):
+    """The optimizer of a stage without parameters."""
+
+    def __init__(self, groups: list[dict[str, Any]], defaults: dict[str, Any]):
+        torch.optim.Optimizer.__init__(self, groups, defaults)
+
+    def step(self, closure=None) -> None:
+        """Nothing."""
+
+
+def _correction(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    if isinstance(optimizer, _NothingToDo):
+        return {"correction": ANY, "correction.coefficient": ANY, "correction.form": ANY}
+    return {
+        "correction": type(optimizer).__name__ if isinstance(optimizer, OptimizerWrapper) else None,
+        "correction.coefficient": getattr(optimizer, "coefficient", None),
+        "correction.form": getattr(optimizer, "form", None),
+    }
 
 
 def _ranks(group: dist.ProcessGroup | None) -> list[int]:

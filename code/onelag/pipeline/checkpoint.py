@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from onelag.pipeline.engine import PipelineSchedule
 from onelag.pipeline.handshake import flatten, gather
-from onelag.pipeline.state import StateError, buffers, check
+from onelag.pipeline.state import StateError, buffers, check, take
 
 _NAME = "step-{:08d}"
 
@@ -42,26 +42,17 @@ def save(directory: Path | str, pipe: PipelineSchedule, config: Mapping[str, Any
         OSError: disk full, no permission; the earlier checkpoints are untouched.
     """
     directory = Path(directory)
-    state, parts = pipe.state_dict(), pipe.parts
-    name = _NAME.format(state["progress"]["batches"])
-    content: dict[str, Tensor] = {f"rng/{parts.here.rank_of(parts.here.stage)}": torch.get_rng_state()}
-    if _leads(pipe):
-        about = {**state["progress"], "config": flatten(config or {}), "extra": extra, "num_ranks": parts.here.num_stages * parts.here.num_replicas}
-        content["about"] = _as_tensor(about)
-    content |= {f"buffer/{known}": value for known, value in state["buffers"].items()}
-    for known, saved in state["parameters"].items():
-        tensors: dict[str, Tensor] = {}
-        skeleton = _encode(saved["optimizer"], f"optimizer/{known}", tensors)
-        content |= tensors | {f"master/{known}": saved["master"]} | {f"version-{age}/{known}": value for age, value in saved["versions"].items()}
-        content[f"about/{known}"] = _as_tensor({"optimizer": skeleton, "group": saved["group"], "extrapolated": saved["extrapolated"]})
-    writing, group = directory / f".{name}.writing", parts.groups.everyone
-    with _leading(pipe) as leads:
-        if leads:
-            directory.mkdir(parents=True, exist_ok=True)
-            for stale in directory.glob(".*.writing"):  # what a kill left
-                shutil.rmtree(stale)
-    with _quiet():
-        dcp.save(content, storage_writer=dcp.FileSystemWriter(writing, sync_files=True), process_group=group, no_dist=group is None)
+    with pipe.at_rest() as parts:
+        name, writing = _NAME.format(pipe.batches), directory / f".{_NAME.format(pipe.batches)}.writing"
+        content = _content(pipe, config, extra)
+        with _leading(pipe) as leads:
+            if leads:
+                directory.mkdir(parents=True, exist_ok=True)
+                for stale in directory.glob(".*.writing"):  # what a kill left
+                    shutil.rmtree(stale)
+        group = parts.groups.everyone
+        with _quiet():
+            dcp.save(content, storage_writer=dcp.FileSystemWriter(writing, sync_files=True), process_group=group, no_dist=group is None)
     with _leading(pipe) as leads:
         if leads:
             _sync(writing)
@@ -166,6 +157,23 @@ def _read(path: Path, known: Mapping[str, Any], keys: list[str]) -> dict[str, Te
     content = {key: torch.empty(known[key].size, dtype=known[key].properties.dtype) for key in keys}
     with _quiet():
         dcp.load(content, storage_reader=dcp.FileSystemReader(path), no_dist=True)  # every rank reads what it needs
+    return content
+
+
+def _content(pipe: PipelineSchedule, config: Mapping[str, Any] | None, extra: Any) -> dict[str, Tensor]:
+    """This rank's part, by reference: {"kind/parameter[/path]": tensor}."""
+    parts = pipe.parts
+    state = take(parts, pipe.batches)
+    content: dict[str, Tensor] = {f"rng/{parts.here.rank_of(parts.here.stage)}": torch.get_rng_state()}
+    if _leads(pipe):
+        about = {"config": flatten(config or {}), "extra": extra, "num_ranks": parts.here.num_stages * parts.here.num_replicas}
+        content["about"] = _as_tensor({**state["progress"], **about})
+    content |= {f"buffer/{known}": value for known, value in state["buffers"].items()}
+    for known, saved in state["parameters"].items():
+        tensors: dict[str, Tensor] = {}
+        skeleton = _encode(saved["optimizer"], f"optimizer/{known}", tensors)
+        content |= tensors | {f"master/{known}": saved["master"]} | {f"version-{age}/{known}": value for age, value in saved["versions"].items()}
+        content[f"about/{known}"] = _as_tensor({"optimizer": skeleton, "group": saved["group"], "extrapolated": saved["extrapolated"]})
     return content
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +30,7 @@ class PipelineSchedule:
         self,
         stage_module: nn.Module,
         loss_fn: Callable[[Any, Any], Tensor],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         num_microbatches: int = 8,
         depth: Depth = "paper",
         group: torch.distributed.ProcessGroup | None = None,
@@ -192,13 +192,19 @@ class PipelineSchedule:
             loss_fn: None is the one of training.
             base: at y (where the theory says to evaluate) instead of the newest weights x; without a correction they are the same.
         """
+        with self.at_rest() as parts:
+            weights = base_weights(parts) if base else parts.stage.slot(self._updates.newest)
+            return self._guard("evaluation", lambda: mean_loss(parts, weights, batches, loss_fn or self._loss_fn))
+
+    @contextmanager
+    def at_rest(self) -> Iterator[Parts]:
+        """Drains; inside, the module's own parameters are the master and the slots hold what their versions say. Afterwards it is as after `flush`."""
         self.flush()
-        self._begin()
-        parts = self.parts
-        weights = base_weights(parts) if base else parts.stage.slot(self._updates.newest)
-        result = self._guard("evaluation", lambda: mean_loss(parts, weights, batches, loss_fn or self._loss_fn))
-        self._parking.park(self._updates.newest)
-        return result
+        self._parking.resume()
+        try:
+            yield self.parts
+        finally:
+            self._parking.park(self._updates.newest)
 
     @property
     def corrects(self) -> bool:
@@ -210,11 +216,8 @@ class PipelineSchedule:
 
         Parameters are under their global names, each on the rank that steps it; `checkpoint.py` writes it for any number of stages.
         """
-        self.flush()
-        self._begin()
-        state = copy.deepcopy(take(self.parts, self._steps))
-        self._parking.park(self._updates.newest)
-        return state
+        with self.at_rest() as parts:
+            return copy.deepcopy(take(parts, self._steps))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict()` was taken. Every rank calls it; `state` holds at least the parameters that this rank steps.

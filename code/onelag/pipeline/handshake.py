@@ -51,13 +51,19 @@ def gather(content: Any, world_size: int, group: dist.ProcessGroup | None) -> li
     return everyone
 
 
+ANY = "(any)"
+"""The setting of a rank that has no say in it."""
+
+
 def compare_settings(of_ranks: list[Mapping[str, Any]]) -> None:
     """Raises ValueError, the same on every rank, for the first key that is not equal everywhere."""
     for key in dict.fromkeys(key for settings in of_ranks for key in settings):
-        values = [settings.get(key, "(absent)") for settings in of_ranks]
-        for rank, value in enumerate(values):
-            if repr(value) != repr(values[0]):
-                raise ValueError(f"the ranks were given different settings: {key}={values[0]!r} on rank 0, {key}={value!r} on rank {rank}")
+        said = [(rank, value) for rank, settings in enumerate(of_ranks) if (value := settings.get(key, "(absent)")) != ANY]
+        for rank, value in said:
+            if repr(value) != repr(said[0][1]):
+                raise ValueError(
+                    f"the ranks were given different settings: {key}={said[0][1]!r} on rank {said[0][0]}, {key}={value!r} on rank {rank}"
+                )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ class Parking:
 
     def __init__(self, stage: VersionedStage, master: MasterUpdate, replicas: Replicas):
         self._stage, self._master, self._replicas = stage, master, replicas
-        self._aside: dict[str, Tensor] = {}  # y of the parameters that show x instead
+        self._swapped: list[tuple[nn.Parameter, nn.Parameter]] = []  # x is in the parameter and y in its slot: no memory of its own
+        self._aside: dict[str, Tensor] = {}  # y, where the slots have another dtype
         self.parked = True
         self.resume()
 
@@ -25,7 +26,10 @@ class Parking:
         slot = self._stage.slot(newest)
         for name, parameter in self._stage.master.items():
             if name not in self._replicas.owned:
-                _refill(parameter, slot[name], self._stage.dtypes[name])
+                parameter.data = slot[name].detach().to(self._stage.dtypes[name], copy=True)
+            elif name in self._master.extrapolated and slot[name].dtype == parameter.dtype:
+                _swap(parameter, slot[name])
+                self._swapped.append((parameter, slot[name]))
             elif name in self._master.extrapolated:
                 self._aside[name] = parameter.detach().clone()
                 parameter.copy_(slot[name])
@@ -41,8 +45,12 @@ class Parking:
                 parameter.data = parameter.data.new_empty(0)
             elif name in self._aside:
                 parameter.copy_(self._aside.pop(name))
+        for pair in self._swapped:
+            _swap(*pair)
+        self._swapped.clear()
         self.parked = False
 
 
-def _refill(parameter: nn.Parameter, values: Tensor, dtype: torch.dtype) -> None:
-    parameter.data = values.detach().to(dtype, copy=True)
+def _swap(left: nn.Parameter, right: nn.Parameter) -> None:
+    """Exchanges memory. The pipeline is drained: no graph needs either."""
+    left.data, right.data = right.data, left.data

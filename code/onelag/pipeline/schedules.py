@@ -26,7 +26,8 @@ class Schedule2BW(PipelineSchedule):
         stage_module: this process's stage, on the device where it is to run, not wrapped in DDP or FSDP. It is called with the tensor, tuple or dict that
             the stage before returned. Its own parameters become the master and belong to the pipeline between `step` and `flush`.
         loss_fn: (output, targets) → scalar, the mean over a micro-batch; used on the last stage.
-        optimizer: any torch optimizer on `stage_module`'s own parameters, or a correction of `onelag.delay` around one.
+        optimizer: any torch optimizer on `stage_module`'s own parameters, or a correction of `onelag.delay` around one. None on a
+            stage that has no trainable parameter.
         num_microbatches: m ≥ micro-batches in flight on the first stage − 1; with depth "paper", m ≥ num_stages − 1.
         depth: micro-batches in flight, see order.py; "eager" hides a slow link for more activations.
         group: a process group of all processes, whose order says who is which stage; None is the default one. One process needs none.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onelag.pipeline.assembly import Parts
+from onelag.pipeline.handshake import ANY
 
 FORMAT = 1
 
@@ -93,7 +94,7 @@ def check(parts: Parts, progress: dict[str, Any]) -> None:
     if progress.get("format") != FORMAT:
         raise StateError(f"the saved state has format {progress.get('format')}, this version reads {FORMAT}")
     for key in ("schedule", "compute_dtype", "correction", "correction.coefficient", "correction.form"):
-        if progress.get(key) != parts.settings.get(key):
+        if progress.get(key) != parts.settings.get(key) and ANY not in (progress.get(key), parts.settings.get(key)):
             raise StateError(f"the saved state has {key}={progress.get(key)!r}, this run has {key}={parts.settings.get(key)!r}")
 
 

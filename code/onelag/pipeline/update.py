@@ -33,8 +33,7 @@ class MasterUpdate:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, stage: VersionedStage, owned: list[str]):
-        check_optimizer(optimizer)
-        self.stage, self.owned, self.wrapped = stage, owned, optimizer
+        self.stage, self.owned = stage, owned
         self.coefficient, self.predicts = 0.0, False
         self.optimizer = optimizer
         if type(optimizer) in (ErrorFeedback, WeightPrediction) and optimizer.form == "lookahead":
@@ -117,13 +116,15 @@ class MasterUpdate:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raises TypeError for what a pipeline cannot step."""
+    """Raises TypeError for what a pipeline cannot step, ValueError for a correction that is under way."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer on the stage module's parameters, but got {type(optimizer).__name__}")
     inner = optimizer
     while isinstance(inner, OptimizerWrapper):
         if isinstance(inner, SimulatedDelay):
             raise TypeError("the pipeline has the delay by itself: give it the optimizer without SimulatedDelay")
+        if isinstance(inner, ErrorFeedback) and inner.form == "lookahead" and any(inner._tensors(p) for p in inner.parameters()):
+            raise ValueError(f"this {type(inner).__name__} has been stepped outside the pipeline: build a new one, or resume a pipeline's checkpoint")
         if inner is not optimizer and isinstance(inner, ErrorFeedback):
             raise TypeError(f"{type(inner).__name__} must be the outermost wrapper of the pipeline's optimizer, not inside {type(optimizer).__name__}")
         inner = inner.optimizer
