@@ -1,17 +1,38 @@
-"""Every statement with its marks and where its checks are: the table of README.md, the plan of `python -m theory`, and what the tests walk through."""
+"""Every statement with its marks and where its checks are: the table of README.md, the plan of `python -m theory`, and what the tests
+walk through.
+"""
 
 from dataclasses import dataclass
 from types import ModuleType
 
-from theory import adam, correlation, deterministic, equivalence, gradient_correction, inexact, kernels, layerwise, limit_cycle, lmo_delay, momentum, stability
-from theory import update_correction, variance, weight_decay, weight_prediction, worst_case_lmo
+from theory import (
+    adam,
+    correlation,
+    deterministic,
+    equivalence,
+    gradient_correction,
+    inexact,
+    kernels,
+    layerwise,
+    limit_cycle,
+    lmo_delay,
+    momentum,
+    stability,
+    update_correction,
+    variance,
+    weight_decay,
+    weight_prediction,
+    worst_case_lmo,
+)
 
 KNOWN, PROVED, CONJECTURE = "known", "proved here", "conjecture"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement (or family) and the module that states, proves and checks it. A module has `check_symbolic`, and where it applies `check_numeric(count)` and `check_sharp()`."""
+    """One statement (or family) and the module that states, proves and checks it. A module has `check_symbolic`, and where it applies
+    `check_numeric(count)` and `check_sharp()`.
+    """
 
     name: str
     title: str

@@ -33,7 +33,7 @@ def variance(betas=(0.5, 0.9, 0.95)) -> list[dict]:
     """Stationary variance relative to the undelayed method, per ηλ (Theorem 9); None beyond the stability limit."""
     rows = []
     for beta in betas:
-        for gain in np.geomspace(0.02, 2.5, 40):
+        for gain in np.geomspace(0.02, 2.6, 120):
             h = (1 - beta) * gain
             base = lyapunov(EMA, beta, h, 0.0, 0)
             inside = lambda theta, top, at, h=h, base=base, beta=beta: lyapunov(EMA, beta, h, theta, 1, at) / base if h < top else None  # noqa: E731
@@ -51,30 +51,50 @@ def variance(betas=(0.5, 0.9, 0.95)) -> list[dict]:
 
 
 def adam_floor(beta1: float = 0.9) -> dict:
-    """rms of one coordinate (times λ, in units of σ) per ηλ/σ: prediction and simulation (A2), and the noiseless floor's ratio per β₁ (A1)."""
+    """rms of one coordinate (times λ, in units of σ) per ηλ/σ: prediction and simulation (A2), and the noiseless floor's ratio per β₁
+    (A1).
+    """
     gains = np.geomspace(0.1, 100, 40)
-    prediction = [{"eta_lambda_over_sigma": float(g), **{s: float(np.sqrt(adam.predicted_variance(g, beta1, 1.0, s))) for s in adam.SCHEMES}} for g in gains]
+    prediction = [
+        {"eta_lambda_over_sigma": float(g), **{s: float(np.sqrt(adam.predicted_variance(g, beta1, 1.0, s))) for s in adam.SCHEMES}}
+        for g in gains
+    ]
     points = gains[::4]
     one = np.ones(len(points))
     simulated = {}
     for scheme, (delay, theta) in adam.SCHEMES.items():
         moments, _ = adam.simulate(np.ones((1, 1)), adam.Adam(points, beta1 * one, one, 0.9995, delay, delay, theta), 16000, 0)
         simulated[scheme] = np.sqrt(moments[:, 0, 0]).tolist()
-    ratios = [{"beta1": float(b), **{s: adam.floor_ratio(b, s) for s in ("delayed", "error feedback")}} for b in np.linspace(0, 0.98, 25)]
+    ratios = [
+        {"beta1": float(b), **{s: adam.floor_ratio(b, s) for s in ("delayed", "error feedback")}}
+        for b in np.concatenate([np.linspace(0, 0.9, 19), 1 - np.geomspace(0.08, 0.02, 12)])
+    ]
     return {
         "beta1": beta1,
         "prediction": prediction,
         "simulated": {"eta_lambda_over_sigma": points.tolist(), **simulated},
         "floor_ratio": ratios,
         "ablation": {str(b): adam.ablation(beta1=b) for b in (0.0, 0.9)},
-        "ablation_predicted": {str(b): {s: adam.flat_slowdown(0.02, b, 0.005, s, 16) for s in ("delayed", "error feedback")} for b in (0.0, 0.9)},
+        "ablation_predicted": {
+            str(b): {s: adam.flat_slowdown(0.02, b, 0.005, s, 16) for s in ("delayed", "error feedback")} for b in (0.0, 0.9)
+        },
     }
 
 
 def momentum_regimes() -> dict:
-    """Tuned relative loss per β: exact for linear momentum at three noise levels, simulated for a Muon-like method at two; and the predictions."""
-    linear = [momentum.tuned_gaps(momentum.Spectrum(sigma), beta, np.geomspace(1e-3, 40, 48)) for sigma in (1e-3, 1e-2, 1e-1) for beta in momentum.BETAS]
-    return {"linear": linear, "muon": [row for sigma in (1e-3, 0.3) for row in momentum.lmo_gaps(sigma)], "predictions": momentum.predictions()}
+    """Tuned relative loss per β: exact for linear momentum at three noise levels, simulated for a Muon-like method at two; and the
+    predictions.
+    """
+    linear = [
+        momentum.tuned_gaps(momentum.Spectrum(sigma), beta, np.geomspace(1e-3, 40, 48))
+        for sigma in (1e-3, 1e-2, 1e-1)
+        for beta in momentum.BETAS
+    ]
+    return {
+        "linear": linear,
+        "muon": [row for sigma in (1e-3, 0.3) for row in momentum.lmo_gaps(sigma)],
+        "predictions": momentum.predictions(),
+    }
 
 
 def cycles() -> dict:

@@ -1,21 +1,29 @@
 """Proposition E. Which corrections are one algorithm under two names: exact identities of trajectories, any optimizer. Ours (proved here).
 
 u_t is the optimizer's direction, x_s = x₀ for s < 0, U(θ): x_{t+1} = x_t − η[u_t + θ(u_t − u_{t−k})].
-E1  For a fixed delay the virtual iterate of perturbed-iterate analysis (Stich & Karimireddy) is a future iterate: x_t − ηΣ_{i<τ}u_{t+i} = x_{t+τ}.
+E1  For a fixed delay the virtual iterate of perturbed-iterate analysis (Stich & Karimireddy) is a future iterate: x_t − ηΣ_{i<τ}u_{t+i} =
+  x_{t+τ}.
 E2  U(θ) ≡ weight prediction. z_t := x_t + θηΣ_{i=1}^k u_{t−i} obeys z_{t+1} = z_t − ηu_t, and x_t = z_t − θηΣ_{i=1}^k u_{t−i}; θ = k = 1:
     x_t = 2z_t − z_{t−1}. The paper's error feedback is the plain delayed method on z, run at the extrapolated point.
-E2′ Start. With u_{−1} := u_0 (first step uncorrected, as onelag.delay), z_0 = x₀ + θηu_0 and z_1 = x₀ − (1−θ)ηu_0: at θ = 1 the chain z_1, z_2, …
+E2′ Start. With u_{−1} := u_0 (first step uncorrected, as onelag.delay), z_0 = x₀ + θηu_0 and z_1 = x₀ − (1−θ)ηu_0: at θ = 1 the chain
+  z_1, z_2, …
     starts at x₀, so that start costs exactly one step.
 E3  Nesterov inside the LMO, u((1−α)M_t + αg_t), is the gradient-level correction u(M_t + θ(M_t − M_{t−1})) with θ = 1−α.
 E4  For linear optimizers gradient-level and update-level corrections agree, and Nesterov with delay 1 is EMA with delay 1 and U(β).
 E5  Learning-rate schedule η_t and decoupled decay λ. Three readings, equal at λ = 0:
-    (memory)    x_{t+1} = (1−η_tλ)x_t − η_tu_t − θ[η_tu_t − (1−η_tλ)η_{t−1}u_{t−1}],  z_t = x_t + θη_{t−1}u_{t−1}:  z_{t+1} = (1−η_tλ)z_t − η_tu_t;
-    (update)    the whole update is fed back, U_t = η_t(u_t + λx_t), x_{t+1} = x_t − U_t − θ(U_t − U_{t−1}):           z_{t+1} = z_t − η_tu_t − η_tλx_t;
-    (lookahead) the optimizer works on z and the model runs on x_{t+1} = z_{t+1} − θ(z_t − z_{t+1}):                  z_{t+1} = (1−η_tλ)z_t − η_tu_t.
-    memory and lookahead have the same z-recursion; their x differ by θη_tλz_t. update decays x instead of z: a difference of η_tλ·θU_{t−1} per step.
+    (memory)    x_{t+1} = (1−η_tλ)x_t − η_tu_t − θ[η_tu_t − (1−η_tλ)η_{t−1}u_{t−1}],  z_t = x_t + θη_{t−1}u_{t−1}:  z_{t+1} = (1−η_tλ)z_t
+      − η_tu_t;
+    (update)    the whole update is fed back, U_t = η_t(u_t + λx_t), x_{t+1} = x_t − U_t − θ(U_t − U_{t−1}):           z_{t+1} = z_t −
+      η_tu_t − η_tλx_t;
+    (lookahead) the optimizer works on z and the model runs on x_{t+1} = z_{t+1} − θ(z_t − z_{t+1}):                  z_{t+1} =
+      (1−η_tλ)z_t − η_tu_t.
+    memory and lookahead have the same z-recursion; their x differ by θη_tλz_t. update decays x instead of z: a difference of
+      η_tλ·θU_{t−1} per step.
 E6  x_{t+1} = z_t − (1+θ)ηu_t: with master weights z and a forward copy x, the correction needs no further parameter-sized memory.
-Proof. E2: x_{t+1} + θηΣ_{i=0}^{k−1}u_{t−i} = x_t − ηu_t − θηu_t + θηu_{t−k} + θηΣ_{i=0}^{k−1}u_{t−i} = x_t + θηΣ_{i=1}^k u_{t−i} − ηu_t. E3: M_t + θ(M_t − M_{t−1}) with
-M_t − M_{t−1} = α(g_t − M_{t−1}), and (1−α)M_t + αg_t = M_t + α(g_t − M_t) = M_t + α(1−α)(g_t − M_{t−1}). E4: an EMA is linear and shift-invariant. E5, E6:
+Proof. E2: x_{t+1} + θηΣ_{i=0}^{k−1}u_{t−i} = x_t − ηu_t − θηu_t + θηu_{t−k} + θηΣ_{i=0}^{k−1}u_{t−i} = x_t + θηΣ_{i=1}^k u_{t−i} − ηu_t.
+  E3: M_t + θ(M_t − M_{t−1}) with
+M_t − M_{t−1} = α(g_t − M_{t−1}), and (1−α)M_t + αg_t = M_t + α(g_t − M_t) = M_t + α(1−α)(g_t − M_{t−1}). E4: an EMA is linear and
+  shift-invariant. E5, E6:
 substitution. ∎
 """
 
@@ -59,12 +67,16 @@ def check_symbolic() -> Identities:
     before, U = sympy.symbols("U_before U")
     done.equal("E5 update: z_{t+1} = z_t − U_t", (x - U - th * (U - before)) + th * U, (x + th * before) - U)
     z_next = (1 - e1 * lam) * z - e1 * u[1]
-    done.equal("E5 lookahead against memory: x differs by θη_tλz_t", (z_next - th * (z - z_next)) - (z_next - th * e1 * u[1]), -th * e1 * lam * z)
+    done.equal(
+        "E5 lookahead against memory: x differs by θη_tλz_t", (z_next - th * (z - z_next)) - (z_next - th * e1 * u[1]), -th * e1 * lam * z
+    )
     return done
 
 
 def predicted(sample: Sample, rule: Rule) -> ndarray:
-    """U(θ) as weight prediction, written apart from theory.recursion: z is stored, gradients are taken at x = z − θηΣu. Returns x, (T+1, …)."""
+    """U(θ) as weight prediction, written apart from theory.recursion: z is stored, gradients are taken at x = z − θηΣu. Returns x, (T+1,
+    …).
+    """
     problem, direction = sample.problem, _smooth(sample)
     column = lambda v: np.broadcast_to(np.asarray(v, float), problem.x0.shape[:1])[:, None, None]  # noqa: E731
     eta, alpha, theta = column(rule.eta), column(rule.alpha), column(rule.theta)

@@ -101,13 +101,12 @@ class Identities:
     def nonnegative(self, name: str, expression, symbols: Iterable, region: str) -> None:
         """After the substitution that maps the region to the positive orthant, every coefficient is nonnegative: so is the expression.
 
-        `region` says in words which substitution the caller made; a polynomial with nonnegative coefficients in nonnegative symbols is >= 0.
+        `region` says in words which substitution the caller made; a polynomial with nonnegative coefficients in nonnegative symbols is >=
+          0.
         """
         numerator, denominator = sympy.fraction(sympy.together(sympy.expand(expression)))
         coefficients = [
-            coefficient
-            for part in (numerator, denominator)
-            for coefficient in sympy.Poly(sympy.expand(part), *symbols).coeffs()
+            coefficient for part in (numerator, denominator) for coefficient in sympy.Poly(sympy.expand(part), *symbols).coeffs()
         ]
         self.decided[f"{name} ({region})"] = all(c.is_nonnegative for c in coefficients) or all(c.is_nonpositive for c in coefficients)
 

@@ -6,15 +6,19 @@ Theorem 4. Assumptions and notation of theory/lmo_delay.py, first-gradient start
  Hence θ = τ restores the undelayed drift of "average" exactly, in the worst case, at a noise factor √(1 + 2ατ(1+τ)); Nesterov (θ = 1−α)
  removes a (1−α)-fraction of a one-step delay.
 Proof. Theorem 1's proof with the kernel of Lemma 4 (theory/kernels.py): it is nonnegative for θ ≤ (1−α)/α, its mean age is at most
-(1−α)/α − θ, and its squares sum to at most the stationary value + (1−α)^{2t}. ∎ ("average-stale" is not in the notes; it is the same proof.)
+(1−α)/α − θ, and its squares sum to at most the stationary value + (1−α)^{2t}. ∎ ("average-stale" is not in the notes; it is the same
+  proof.)
 
-Proposition 4.2 (honesty). For 0 < θ ≤ (1−α)/α the *uncorrected* EMA with α' = α/(1−αθ) has the same mean age and less noise: the difference of
+Proposition 4.2 (honesty). For 0 < θ ≤ (1−α)/α the *uncorrected* EMA with α' = α/(1−αθ) has the same mean age and less noise: the
+  difference of
 Σw² is 2α²θ(1+2θ)(1−α−αθ)/((2−α)(2−α−2αθ)) ≥ 0. Where α may be retuned, the bound never prefers this correction, nor Nesterov.
 
 Proposition 4.3 (α = 1: a secant). ĝ_t = 2g_t − g_{t−1}, τ = 1, and ‖(∇²f(x) − ∇²f(y))v‖_* ≤ L₂‖x−y‖‖v‖ besides. Then
   ‖2∇f(x_{t−1}) − ∇f(x_{t−2}) − ∇f(x_t)‖_* ≤ Lη‖u_{t−1} − u_{t−2}‖ + L₂η²   (uncorrected: Lη), at a noise √5σ instead of σ.
-Proof. With a = x_t − x_{t−1}, b = x_{t−1} − x_{t−2}: ∇f(x_t) = ∇f(x_{t−1}) + ∇²f(x_{t−1})a + r_a and ∇f(x_{t−2}) = ∇f(x_{t−1}) − ∇²f(x_{t−1})b + r_b with
-‖r_a‖_* ≤ L₂‖a‖²/2, ‖r_b‖_* ≤ L₂‖b‖²/2. The sum is ∇²f(x_{t−1})(b − a) − r_a − r_b, and ‖∇²f v‖_* ≤ L‖v‖. Noise: E‖2n_t − n_{t−1}‖₂² ≤ 5σ². ∎
+Proof. With a = x_t − x_{t−1}, b = x_{t−1} − x_{t−2}: ∇f(x_t) = ∇f(x_{t−1}) + ∇²f(x_{t−1})a + r_a and ∇f(x_{t−2}) = ∇f(x_{t−1}) −
+  ∇²f(x_{t−1})b + r_b with
+‖r_a‖_* ≤ L₂‖a‖²/2, ‖r_b‖_* ≤ L₂‖b‖²/2. The sum is ∇²f(x_{t−1})(b − a) − r_a − r_b, and ‖∇²f v‖_* ≤ L‖v‖. Noise: E‖2n_t − n_{t−1}‖₂² ≤
+  5σ². ∎
 """
 
 from dataclasses import replace
@@ -66,8 +70,10 @@ def check_symbolic() -> Identities:
     done.equal("4.2: difference of Σw²", noise(a, th) - noise(other, 0), gain)
     p, q = sympy.symbols("p q", nonnegative=True)  # θ = (1−α)/α · p/(1+p), α = 1/(1+q): the whole range of the theorem
     region = {th: q * p / (1 + p), a: 1 / (1 + q)}
-    done.nonnegative("4.2: the difference is ≥ 0", sympy.simplify(gain.subs(region, simultaneous=True)), (p, q), "α = 1/(1+q), θ = qp/(1+p)")
-    g0, g1, g2, h = sympy.symbols("g0 g1 g2 h")
+    done.nonnegative(
+        "4.2: the difference is ≥ 0", sympy.simplify(gain.subs(region, simultaneous=True)), (p, q), "α = 1/(1+q), θ = qp/(1+p)"
+    )
+    g0 = sympy.symbols("g0")
     a_, b_, H, ra, rb = sympy.symbols("a b H r_a r_b")
     done.equal("4.3: the expansion", 2 * g0 - (g0 - H * b_ + rb) - (g0 + H * a_ + ra), H * (b_ - a_) - ra - rb)
     done.equal("4.3: variance of 2n_t − n_{t−1}", 2**2 + 1, 5)
@@ -83,7 +89,7 @@ def check_numeric(count: int = 1000, seed: int = 4) -> list[Rows]:
         path = sample.run(replace(sample.rule, inner=theta))
         rows += sample.compare("Theorem 4 average", path, path.x[:-1], bound, theta=theta)
         rows += sample.compare("Theorem 4 average-stale", path, path.stale(), bound, theta=theta, metric="average-stale")
-    return Sample.merge(rows) + [_never_better(20 * count, seed), _secant(count, seed)]
+    return [*Sample.merge(rows), _never_better(20 * count, seed), _secant(count, seed)]
 
 
 def _never_better(count: int, seed: int) -> Rows:

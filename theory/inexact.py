@@ -1,18 +1,24 @@
-"""Theorem 5. Everything together: inexact LMO (Newton–Schulz), any nonnegative kernel inside (Nesterov), U(θ) outside, delay. Ours (proved here).
+"""Theorem 5. Everything together: inexact LMO (Newton–Schulz), any nonnegative kernel inside (Nesterov), U(θ) outside, delay. Ours
+(proved here).
 
-Setting. As theory/update_correction.py, with directions that satisfy ‖u_t‖ ≤ κ and ⟨M_t, u_t⟩ ≥ q‖M_t‖_* (exact LMO: κ = q = 1), and the kernel of Lemma 4
-with 0 ≤ φ ≤ (1−α)/α inside (Nesterov φ = 1−α): mean age ā = (1−α)/α − φ, Σw² ≤ s² + (1−α)^{2t}. δ̄ is measured with the actual directions. Then
+Setting. As theory/update_correction.py, with directions that satisfy ‖u_t‖ ≤ κ and ⟨M_t, u_t⟩ ≥ q‖M_t‖_* (exact LMO: κ = q = 1), and the
+  kernel of Lemma 4
+with 0 ≤ φ ≤ (1−α)/α inside (Nesterov φ = 1−α): mean age ā = (1−α)/α − φ, Σw² ≤ s² + (1−α)^{2t}. δ̄ is measured with the actual
+  directions. Then
   q (1/T)Σ E‖∇f(z_t)‖_* ≤ Δ_z/(ηT) + (q + κ)[ρσ(s + 1/(αT)) + Lη(κā + δ̄)] + Lκ²η/2           metric "average" (at z)
  Muon as shipped (Nesterov, exact LMO) with error feedback, τ = 1: ā = (1−α)²/α.
  start="first" as in Theorem 3, with Δ_z = (√Δ₀ + κkθη√(L/2))².
 Proof. Lemma 1 (theory/lmo_delay.py) on the chain z with these q, κ and y = z_t; drift as in Theorem 3 with ‖u‖ ≤ κ. ∎
 
 Constants of Muon's quintic p(x) = ax + bx³ + cx⁵, (a, b, c) = (3.4445, −4.7750, 2.0315), five steps on M/‖M‖_F (singular values in [0, 1]):
- κ = max_{[0,1]} p = p(x₁) = 1.2024…, x₁² = (−3b − √(9b² − 20ac))/(10c): after one step all values are in [0, κ], p(κ) < κ, and p > 0 there (its other
+ κ = max_{[0,1]} p = p(x₁) = 1.2024…, x₁² = (−3b − √(9b² − 20ac))/(10c): after one step all values are in [0, κ], p(κ) < κ, and p > 0
+   there (its other
  factor a + bx² + cx⁴ has no real root), so κ bounds every further step: an exact algebraic number, `kappa()`.
- q: singular values σ_i = s_i‖M‖_F give q = Σ s_i p⁵(s_i)/Σ s_i. With m = min_{[s₀,1]} p⁵ and r values, the small ones hold at most (r−1)s₀ of Σ s_i ≥ 1:
+ q: singular values σ_i = s_i‖M‖_F give q = Σ s_i p⁵(s_i)/Σ s_i. With m = min_{[s₀,1]} p⁵ and r values, the small ones hold at most
+   (r−1)s₀ of Σ s_i ≥ 1:
  q ≥ m(1 − (r−1)s₀) (`quality_floor`). Measured q is better: 0.8 on Gaussian matrices, 0.7 along optimisation runs.
-An Adam-like rule on the other parameters is an inexact LMO of ℓ_∞: |m|/√v ≤ κ_A = (1−β₁)/√((1−β₂)(1−β₁²/β₂)) by Cauchy–Schwarz (1.165 at (0.9, 0.95)); its q is measured.
+An Adam-like rule on the other parameters is an inexact LMO of ℓ_∞: |m|/√v ≤ κ_A = (1−β₁)/√((1−β₂)(1−β₁²/β₂)) by Cauchy–Schwarz (1.165 at
+  (0.9, 0.95)); its q is measured.
 """
 
 from dataclasses import replace
@@ -31,7 +37,9 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 
 
-def bound(Delta, L, eta, alpha, sigma, rho, T, delay=1, *, quality=1.0, kappa=1.0, inner=0.0, theta=1.0, staleness=None, lag=1, start="zero") -> Bound:
+def bound(
+    Delta, L, eta, alpha, sigma, rho, T, delay=1, *, quality=1.0, kappa=1.0, inner=0.0, theta=1.0, staleness=None, lag=1, start="zero"
+) -> Bound:
     """Right side of Theorem 5 (it bounds q times the average), term by term. staleness: δ̄; None: the worst case κ(τ + kθ)."""
     staleness = kappa * (delay + lag * theta) if staleness is None else staleness
     gap = Delta if start == "zero" else (np.sqrt(Delta) + kappa * lag * theta * eta * np.sqrt(L / 2)) ** 2
@@ -75,7 +83,9 @@ def kappa() -> sympy.Expr:
 
 
 def quality_floor(rank: int, split: float = 0.01, points: int = 200001) -> float:
-    """Lower bound of q for matrices of at most `rank` singular values: m(1 − (r−1)s₀) with m = min of p⁵ on [s₀, 1] (grid minus its Lipschitz gap)."""
+    """Lower bound of q for matrices of at most `rank` singular values: m(1 − (r−1)s₀) with m = min of p⁵ on [s₀, 1] (grid minus its
+    Lipschitz gap).
+    """
     x = np.linspace(split, 1, points)
     y, slope = x.copy(), np.ones_like(x)
     a, b, c = QUINTIC
@@ -188,12 +198,14 @@ def _kappa_rows(rng, count: int) -> Rows:
 
 
 def check_sharp() -> list[Sharp]:
-    """Directions of constant size κ = q = 1.2 along a line: curvature and start are met (κ²/2, not κ/2). Adam's κ_A is met by its worst sequence."""
+    """Directions of constant size κ = q = 1.2 along a line: curvature and start are met (κ²/2, not κ/2). Adam's κ_A is met by its worst
+    sequence.
+    """
     found = []
+    k, T = 1.2, 50
     for geometry in (Spectral(3, 4), MaxNorm(4), Euclidean(4)):
-        k, T = 1.2, 50
         problem = line_quadratic(geometry, start=T * k)
-        path = run(problem, geometry, Rule(eta=1.0, alpha=1.0, delay=0), T, lmo=lambda M: k * geometry.lmo(M))
+        path = run(problem, geometry, Rule(eta=1.0, alpha=1.0, delay=0), T, lmo=lambda M, unit=geometry.lmo: k * unit(M))
         measured = k * np.mean([geometry.dual(problem.grad(x))[0] for x in path.x[:-1]])
         value = bound(problem.f(problem.x0)[0], 1.0, 1.0, 1.0, 0.0, geometry.rho, T, 0, quality=k, kappa=k, theta=0.0)
         found += [Sharp.of(f"Theorem 5, {geometry.name}", term, measured, value) for term in ("curvature", "start")]

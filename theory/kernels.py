@@ -93,7 +93,15 @@ def check_symbolic() -> Identities:
     done.equal("C₀ = π/4 + (ln 2)/2", sympy.limit(primitive, S, sympy.oo) - primitive.subs(S, 1), sympy.pi / 4 + sympy.log(2) / 2)
     y = sympy.symbols("y", positive=True)
     done.equal("C₀: dy under S = √coth y", sympy.diff(sympy.acoth(S**2), S), 2 * S / (1 - S**4))
-    done.equal("tanh(c/2) = α/(2−α) at c = −ln(1−α)", sympy.tanh(y / 2).rewrite(sympy.exp).subs(sympy.exp(y), 1 / (1 - a)).subs(sympy.exp(y / 2), 1 / sympy.sqrt(1 - a)).subs(sympy.exp(-y / 2), sympy.sqrt(1 - a)), a / (2 - a))
+    done.equal(
+        "tanh(c/2) = α/(2−α) at c = −ln(1−α)",
+        sympy.tanh(y / 2)
+        .rewrite(sympy.exp)
+        .subs(sympy.exp(y), 1 / (1 - a))
+        .subs(sympy.exp(y / 2), 1 / sympy.sqrt(1 - a))
+        .subs(sympy.exp(-y / 2), sympy.sqrt(1 - a)),
+        a / (2 - a),
+    )
     k = sympy.symbols("k", integer=True, nonnegative=True)
     mad = k - (1 - a) / a + 2 * (1 - a) ** (k + 1) / a
     done.equal("best shift: increment in k is 1 − 2(1−α)^{k+1}", mad.subs(k, k + 1) - mad, 1 - 2 * (1 - a) ** (k + 1))

@@ -1,12 +1,16 @@
 """Theorem L. Layers with their own norms, step sizes and delays: Muon as it is really used, and PipeDream's stages. Ours (proved here).
 
-Setting. x = (x^1, …, x^m), layer l with norm ‖·‖_(l) (spectral for hidden matrices, ℓ_∞ for the rest) and step multiplier r_l. Put ‖x‖ = max_l ‖x^l‖_(l)/r_l,
-‖g‖_* = Σ_l r_l‖g^l‖_(l)*; its lmo is the layers' own, times r_l: one LMO method, so Theorems 1–5 hold as printed, with ρ² = Σ_l r_l²ρ_l² and
+Setting. x = (x^1, …, x^m), layer l with norm ‖·‖_(l) (spectral for hidden matrices, ℓ_∞ for the rest) and step multiplier r_l. Put ‖x‖ =
+  max_l ‖x^l‖_(l)/r_l,
+‖g‖_* = Σ_l r_l‖g^l‖_(l)*; its lmo is the layers' own, times r_l: one LMO method, so Theorems 1–5 hold as printed, with ρ² = Σ_l r_l²ρ_l²
+  and
 L ≤ Σ_{l,k} r_l L_lk r_k whenever ‖∇_l f(x) − ∇_l f(y)‖_(l)* ≤ Σ_k L_lk‖x^k − y^k‖_(k).
 If layer k's weights are τ_k steps old when gradients are taken (PipeDream: stage s of p is p−1−s late; 2BW: all 1), then
-  (1/T)Σ E‖∇f(x_t)‖_* ≤ Δ₀/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + Lη[1/2 + 2(1−α)/α] + 2ηΣ_{l,k} r_l L_lk r_k τ_k,    L = Σ r_l L_lk r_k       metric "average"
+  (1/T)Σ E‖∇f(x_t)‖_* ≤ Δ₀/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + Lη[1/2 + 2(1−α)/α] + 2ηΣ_{l,k} r_l L_lk r_k τ_k,    L = Σ r_l L_lk r_k
+    metric "average"
  so the delay that counts is the curvature-weighted mean τ̄ = Σ_k (Σ_l r_l L_lk r_k)τ_k / L. With all τ_k = τ it is Theorem 1(a).
-Proof. ‖Σ_j w_{t,j}(∇f(x-stale_{t−j}) − ∇f(x_t))‖_* ≤ Σ_l r_l Σ_k L_lk Σ_j w_{t,j}‖x^k_{t−j−τ_k} − x^k_t‖_(k) ≤ ηΣ_{l,k} r_lL_lkr_k[(1−α)/α + τ_k], since ‖x^k_t − x^k_s‖_(k) ≤ ηr_k(t−s).
+Proof. ‖Σ_j w_{t,j}(∇f(x-stale_{t−j}) − ∇f(x_t))‖_* ≤ Σ_l r_l Σ_k L_lk Σ_j w_{t,j}‖x^k_{t−j−τ_k} − x^k_t‖_(k) ≤ ηΣ_{l,k}
+  r_lL_lkr_k[(1−α)/α + τ_k], since ‖x^k_t − x^k_s‖_(k) ≤ ηr_k(t−s).
 Then the proof of Theorem 1(a). ∎
 """
 
@@ -90,7 +94,11 @@ def check_symbolic() -> Identities:
     done.equal("equal delays give Theorem 1(a)", 2 * eta * sum(v * tau for v in c), 2 * eta * tau * sum(c))
     r = sympy.symbols("r0:2", positive=True)
     v = sympy.symbols("v0:2", nonnegative=True)
-    done.equal("ρ² = Σ r²ρ²: Cauchy–Schwarz defect is a square", (r[0] ** 2 + r[1] ** 2) * (v[0] ** 2 + v[1] ** 2) - (r[0] * v[0] + r[1] * v[1]) ** 2, (r[0] * v[1] - r[1] * v[0]) ** 2)
+    done.equal(
+        "ρ² = Σ r²ρ²: Cauchy–Schwarz defect is a square",
+        (r[0] ** 2 + r[1] ** 2) * (v[0] ** 2 + v[1] ** 2) - (r[0] * v[0] + r[1] * v[1]) ** 2,
+        (r[0] * v[1] - r[1] * v[0]) ** 2,
+    )
     done.assume("dual of a maximum of norms is the sum of the duals; Theorem 1's proof")
     return done
 
@@ -116,7 +124,10 @@ def check_numeric(count: int = 1000, seed: int = 9) -> list[Rows]:
         silent = bound(Delta, coupling, eta, alpha, 0.0, rho(problem.radii), T, delays).total + 2 * out["noise"].mean(0)
         printed = bound(Delta, coupling, eta, alpha, sigma, rho(problem.radii), T, delays).total
         mean = lambda v: v.reshape(-1, repeats).mean(1)  # noqa: E731
-        rows += [Rows("Theorem L, delays per layer (path)", measured, silent), Rows("Theorem L, delays per layer (mean)", mean(measured), mean(printed))]
+        rows += [
+            Rows("Theorem L, delays per layer (path)", measured, silent),
+            Rows("Theorem L, delays per layer (mean)", mean(measured), mean(printed)),
+        ]
     return [Rows(label, np.concatenate([r.measured for r in rows if r.label == label]), np.concatenate([r.bound for r in rows if r.label == label])) for label in dict.fromkeys(r.label for r in rows)]  # fmt: skip
 
 
@@ -129,4 +140,7 @@ def check_sharp() -> list[Sharp]:
     out = run_stages(problem, x0, 1.0, 1.0, (0, 0), 0.0, T, 0)
     measured = np.mean([problem.dual(problem.grad(x))[0] for x in out["x"][:-1]])
     value = bound(problem.f(x0), problem.coupling(), 1.0, 1.0, 0.0, 2.0, T, (0, 0))
-    return [Sharp.of("Theorem L, two layers", term, measured, Bound({k: np.squeeze(v) for k, v in value.terms.items()})) for term in ("start", "curvature")]
+    return [
+        Sharp.of("Theorem L, two layers", term, measured, Bound({k: np.squeeze(v) for k, v in value.terms.items()}))
+        for term in ("start", "curvature")
+    ]

@@ -1,15 +1,24 @@
-"""Proposition 7. The residual of delayed LMO descent does grow linearly in τη: an exact limit cycle. Ours (proved here). And a heuristic for momentum.
+"""Proposition 7. The residual of delayed LMO descent does grow linearly in τη: an exact limit cycle. Ours (proved here). And a heuristic
+for momentum.
 
-Statement. f = (L/2)x², α = 1, σ = 0, u_t = sign(x_{t−τ}), x₀ > 0 not a multiple of η. The iterates become periodic with period 4τ+2, between r−(τ+1)η and r+τη, r = x₀ mod η, and
-  mean |f'(x_t)| = Lη(2τ²+2τ+1)/(2(2τ+1)) ≥ Lη(2τ+1)/4,     whatever r is.                          (exact; a lower bound for every method of this class)
-Proof (η = 1). When x first goes below 0, at r−1, the sign in use stays +1 for τ more steps, so x reaches r−(τ+1); symmetrically up to r+τ. One period visits the two extremes once
+Statement. f = (L/2)x², α = 1, σ = 0, u_t = sign(x_{t−τ}), x₀ > 0 not a multiple of η. The iterates become periodic with period 4τ+2,
+  between r−(τ+1)η and r+τη, r = x₀ mod η, and
+  mean |f'(x_t)| = Lη(2τ²+2τ+1)/(2(2τ+1)) ≥ Lη(2τ+1)/4,     whatever r is.                          (exact; a lower bound for every method
+    of this class)
+Proof (η = 1). When x first goes below 0, at r−1, the sign in use stays +1 for τ more steps, so x reaches r−(τ+1); symmetrically up to
+  r+τ. One period visits the two extremes once
 and the 2τ points between twice: [(τ+r) + (τ+1−r) + 2Σ_{k=0}^{τ−1}(k+r) + 2Σ_{k=1}^{τ}(k−r)]/(4τ+2). ∎
-Theorem 1(b) gives Lη(1/2+τ) as T → ∞: bound/exact = (2τ+1)²/(2τ²+2τ+1) = 1 (τ = 0), 1.8 (τ = 1), → 2. In any geometry whose lmo acts coordinate by coordinate on a separable f
-(ℓ_∞; spectral on diagonal matrices) coordinates with different phases r keep *every* iterate at that mean: the minimum over t is then as bad (theory/separable.py).
-On this instance error feedback is worse at x (mean|x| = 1.5η against 0.833η at τ = 1); at z the mean depends on the phase r, 0.51η … 0.99η, 0.75η on average over phases.
+Theorem 1(b) gives Lη(1/2+τ) as T → ∞: bound/exact = (2τ+1)²/(2τ²+2τ+1) = 1 (τ = 0), 1.8 (τ = 1), → 2. In any geometry whose lmo acts
+  coordinate by coordinate on a separable f
+(ℓ_∞; spectral on diagonal matrices) coordinates with different phases r keep *every* iterate at that mean: the minimum over t is then as
+  bad (theory/separable.py).
+On this instance error feedback is worse at x (mean|x| = 1.5η against 0.833η at τ = 1); at z the mean depends on the phase r, 0.51η …
+  0.99η, 0.75η on average over phases.
 
-Heuristic (describing function, not proved). u = sign of the momentum near a sharp valley, curvature λ: the cycle sits where the linear loop of theory/stability.py is marginal,
-amplitude A_z = (2η/π)/sin(ω_c/2) with sin²(ω_c/2) = (α + θh*)/4: A_z ≈ (4/π)η/√(α + θh*). Uncorrected (4/π)ηα^{−1/2}, corrected ~ηα^{−1/4}: a delayed LMO method pays a factor
+Heuristic (describing function, not proved). u = sign of the momentum near a sharp valley, curvature λ: the cycle sits where the linear
+  loop of theory/stability.py is marginal,
+amplitude A_z = (2η/π)/sin(ω_c/2) with sin²(ω_c/2) = (α + θh*)/4: A_z ≈ (4/π)η/√(α + θh*). Uncorrected (4/π)ηα^{−1/2}, corrected
+  ~ηα^{−1/4}: a delayed LMO method pays a factor
 α^{−1/2} in amplitude in sharp, quiet directions, never stability. (For AdamW the same argument is exact and far worse: theory/adam.py.)
 """
 
@@ -89,7 +98,10 @@ def check_numeric(count: int = 1000, seed: int = 11) -> list[Rows]:
         difference.append(float(abs(mean - mean_residual(Fraction(delay)))))
         period.append(float(abs(found - (4 * delay + 2))))
     zero = np.zeros(count)
-    return [Rows("Proposition 7: |mean − formula| = 0, exactly", np.array(difference), zero), Rows("Proposition 7: period 4τ+2", np.array(period), zero)]
+    return [
+        Rows("Proposition 7: |mean − formula| = 0, exactly", np.array(difference), zero),
+        Rows("Proposition 7: period 4τ+2", np.array(period), zero),
+    ]
 
 
 def check_sharp() -> list[Sharp]:

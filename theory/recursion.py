@@ -19,7 +19,8 @@ from numpy import ndarray
 class Rule:
     """One rule of the family. Arrays are per instance, shape (B,); scalars are broadcast.
 
-    eta, alpha: step and EMA weight (β = 1 − α). delay: τ. theta, lag: update-level correction. inner: gradient-level correction, M + inner·(M − M₋)
+    eta, alpha: step and EMA weight (β = 1 − α). delay: τ. theta, lag: update-level correction. inner: gradient-level correction, M +
+      inner·(M − M₋)
     (Nesterov is inner = 1 − α). momentum: "first-gradient" or "zero" start. start: see above. decay: λ of decoupled weight decay.
     """
 

@@ -1,17 +1,22 @@
 """The lower side of the LMO worst case: the exact optimum over separable functions, and the function that attains it. Ours.
 
-Class. f(x) = Σ_k φ_k(x_k) in ℓ_∞ (equally on the diagonal of matrices in the spectral norm, so in Muon's geometry): f is L-smooth with L = Σ_k L_k when φ_k is L_k-smooth, ‖∇f‖_* = Σ_k|φ_k'|, and the lmo acts coordinate by
-coordinate, so every coordinate runs the one-dimensional method with its own signs. Within this class the worst case is a convex program, solved here exactly (Clarabel, second-order cones):
-  for each pattern of signs s the path is known (γ = 1), and (f_i, g_i) are values of an L_s-smooth φ ≥ 0 iff                    (Taylor, Hendrickx, Glineur 2017, μ = −L)
+Class. f(x) = Σ_k φ_k(x_k) in ℓ_∞ (equally on the diagonal of matrices in the spectral norm, so in Muon's geometry): f is L-smooth with L
+  = Σ_k L_k when φ_k is L_k-smooth, ‖∇f‖_* = Σ_k|φ_k'|, and the lmo acts coordinate by
+coordinate, so every coordinate runs the one-dimensional method with its own signs. Within this class the worst case is a convex program,
+  solved here exactly (Clarabel, second-order cones):
+  for each pattern of signs s the path is known (γ = 1), and (f_i, g_i) are values of an L_s-smooth φ ≥ 0 iff                    (Taylor,
+    Hendrickx, Glineur 2017, μ = −L)
      f_i ≥ f_j + ½(g_i + g_j)(x_i − x_j) + (g_i − g_j)²/(4L_s) − L_s(x_i − x_j)²/4 for all i, j,   and   f_i ≥ g_i²/(2L_s);
-  these are jointly convex in (f, g, L_s), so one program mixes all patterns: Σ_s L_s = 1, maximise (min_t or mean_t of Σ_s |g^s_t|) − Δ₀/N with Δ₀ = Σ_s f^s_0: the worst constant over all Δ₀.
+  these are jointly convex in (f, g, L_s), so one program mixes all patterns: Σ_s L_s = 1, maximise (min_t or mean_t of Σ_s |g^s_t|) −
+    Δ₀/N with Δ₀ = Σ_s f^s_0: the worst constant over all Δ₀.
 Mixing matters for the minimum: coordinates in different phases keep every iterate bad, which one coordinate cannot.
-The optimum is an instance, not a relaxation: `instance` rebuilds each φ_k as a C¹ piecewise quadratic of curvature ±L_k, and `replay` runs the method on it. At a gradient of exactly 0 the lmo may pick either sign (any
+The optimum is an instance, not a relaxation: `instance` rebuilds each φ_k as a C¹ piecewise quadratic of curvature ±L_k, and `replay`
+  runs the method on it. At a gradient of exactly 0 the lmo may pick either sign (any
 selection); replay uses the pattern's sign there.
 """
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import clarabel
 import numpy as np
@@ -122,19 +127,21 @@ def optimum(method: Method, metric: str = "minimum") -> Optimum:
 class Piecewise:
     """The C¹ function through (x_i, f_i, g_i) with curvature ±L and infimum min_i(f_i − g_i²/(2L)).
 
-    Between neighbours the slope first rises with L, then falls with L, then rises with L again; the switch is placed so that f_j comes out right. All its local minima
-    lie on a rising piece that contains a data point, hence the infimum. Outside the data the slope goes to 0 with curvature L and stays there.
+    Between neighbours the slope first rises with L, then falls with L, then rises with L again; the switch is placed so that f_j comes
+      out right. All its local minima
+    lie on a rising piece that contains a data point, hence the infimum. Outside the data the slope goes to 0 with curvature L and stays
+      there.
     """
 
     def __init__(self, x: np.ndarray, f: np.ndarray, g: np.ndarray, L: float):
         order = np.argsort(x, kind="stable")
-        keep = [order[0]] + [b for a, b in zip(order[:-1], order[1:]) if x[b] - x[a] > 1e-9]
+        keep = [order[0]] + [b for a, b in pairwise(order) if x[b] - x[a] > 1e-9]
         self.L, knots = L, []  # knots: (x, slope, value, curvature to the right)
         first = keep[0]
         tail = abs(g[first]) / L
         sign = 1.0 if g[first] > 0 else -1.0
         knots.append((x[first] - tail, 0.0, f[first] - sign * g[first] ** 2 / (2 * L), sign * L))
-        for a, b in zip(keep[:-1], keep[1:]):
+        for a, b in pairwise(keep):
             knots += self._between(x[a], x[b], f[a], f[b], g[a], g[b])
         last = keep[-1]
         sign = -1.0 if g[last] > 0 else 1.0
@@ -152,7 +159,11 @@ class Piecewise:
             middle = fa + ga * rise + L * rise**2 / 2
             low = middle + top * fall - L * fall**2 / 2
             rest = r - rise - fall
-            return [(xa, ga, fa, L), (xa + rise, top, middle, -L), (xa + rise + fall, bottom, low, L)], low + bottom * rest + L * rest**2 / 2
+            return [
+                (xa, ga, fa, L),
+                (xa + rise, top, middle, -L),
+                (xa + rise + fall, bottom, low, L),
+            ], low + bottom * rest + L * rest**2 / 2
 
         ends = [pieces(0.0)[1] - fb, pieces(r - fall)[1] - fb]
         if ends[0] >= 0 or ends[1] <= 0:  # the data sit on an envelope (up to solver rounding)
@@ -177,7 +188,8 @@ class Piecewise:
 
 
 def replay(method: Method, found: Optimum) -> dict[str, float]:
-    """Runs the method on the rebuilt function: measured minimum and average of ‖∇f(x_t)‖_* over t < N, Δ₀ = f(x_0) − inf f, and L = ΣL_k."""
+    """Runs the method on the rebuilt function: measured minimum and average of ‖∇f(x_t)‖_* over t < N, Δ₀ = f(x_0) − inf f, and L = ΣL_k.
+    """
     functions = [Piecewise(c.x, c.f, c.g, c.L) for c in found.coordinates]
     at = np.zeros((1, len(functions)))
     slopes = []
@@ -190,7 +202,12 @@ def replay(method: Method, found: Optimum) -> dict[str, float]:
         at = np.vstack([at, at[-1] - sum(v * directions[k] for k, v in steps[t].items())])
     norms = np.abs(np.array(slopes)).sum(1)
     gap = sum(phi(0.0)[0] - phi.infimum() for phi in functions)
-    return {"minimum": float(norms.min()), "average": float(norms.mean()), "Delta": float(gap), "L": float(sum(c.L for c in found.coordinates))}
+    return {
+        "minimum": float(norms.min()),
+        "average": float(norms.mean()),
+        "Delta": float(gap),
+        "L": float(sum(c.L for c in found.coordinates)),
+    }
 
 
 def table(lengths=(4, 6)) -> list[dict]:
@@ -203,5 +220,15 @@ def table(lengths=(4, 6)) -> list[dict]:
                 found = optimum(method, metric)
                 run = replay(method, found)
                 attained = run[metric] / run["L"] - run["Delta"] / run["L"] / N
-                rows.append({"delay": delay, "theta": theta, "steps": N, "metric": metric, "lower": attained, "program": found.constant, "coordinates": len(found.coordinates)})
+                rows.append(
+                    {
+                        "delay": delay,
+                        "theta": theta,
+                        "steps": N,
+                        "metric": metric,
+                        "lower": attained,
+                        "program": found.constant,
+                        "coordinates": len(found.coordinates),
+                    }
+                )
     return rows

@@ -1,4 +1,6 @@
-"""Result files of the theory: written whole (temporary file, then rename), with the versions and seconds that a reader needs to repeat them."""
+"""Result files of the theory: written whole (temporary file, then rename), with the versions and seconds that a reader needs to repeat
+them.
+"""
 
 import json
 import os

@@ -5,7 +5,8 @@ Theorem 1(a) is a chain of inequalities; along a run each link can be measured:
   noise       allowed 2ρσ√(α/(2−α)) + 2ρσ/(αT)       used 2·mean ‖noise part of M_t‖_*
   drift       allowed 2Lη[(1−α)/α + τ]               used 2·mean ‖(M_t − noise) − ∇f(x_t)‖_*          (momentum and delay together)
   curvature   allowed Lη/2                           used mean of f(x_{t+1}) − f(x_t) + η⟨∇f(x_t), u_t⟩, over η
-The used terms still bound the mean gradient (Lemma 1); what then remains, (sum of used)/(mean ‖∇f‖_*), is the loss of Lemma 1's duality step. The language model's rows come from
+The used terms still bound the mean gradient (Lemma 1); what then remains, (sum of used)/(mean ‖∇f‖_*), is the loss of Lemma 1's duality
+  step. The language model's rows come from
 code/onelag/experiments/theory_tightness.py with estimated L, σ, ρ, in the same form.
 """
 
@@ -52,7 +53,9 @@ CASES = (
 
 
 def table(alpha: float = 0.1, delay: int = 1, steps: int = 300, count: int = 32, seed: int = 18) -> list[dict]:
-    """Per case the median over `count` random instances: terms allowed and used, bound, measured; η balances the bound; noise as large as the first gradient."""
+    """Per case the median over `count` random instances: terms allowed and used, bound, measured; η balances the bound; noise as large as
+    the first gradient.
+    """
     rows = []
     for name, geometry, kind, loud in CASES:
         rng = np.random.default_rng(seed)
@@ -63,12 +66,12 @@ def table(alpha: float = 0.1, delay: int = 1, steps: int = 300, count: int = 32,
         path = run(problem, geometry, Rule(eta, np.full(count, alpha), delay), steps, sigma, rng)
         may, did = allowed(Delta, problem.L, eta, alpha, sigma, geometry.rho, steps, delay), used(problem, geometry, path)
         measured = np.mean([geometry.dual(problem.grad(x)) for x in path.x[:-1]], axis=0)
-        middle = lambda v: float(np.median(v / measured))  # noqa: E731  (everything in units of the measured mean gradient)
+        middle = lambda v, unit=measured: float(np.median(v / unit))  # noqa: E731  (in units of the measured mean gradient)
         rows.append(
             {
                 "case": name,
                 "n": count,
-                "allowed": {term: middle(may[term] + 0 * measured) for term in TERMS},
+                "allowed": {term: middle(may[term]) for term in TERMS},
                 "used": {term: middle(did[term]) for term in TERMS},
                 "bound_over_measured": middle(sum(may.values())),
                 "used_over_measured": middle(sum(did.values())),

@@ -1,7 +1,9 @@
 """Theorem 3. The correction after the optimizer (the paper's error feedback is θ = 1, lag 1), any norm, stochastic, non-convex. Ours.
 
-Setting. Assumptions of theory/lmo_delay.py; x_{t+1} = x_t − η[u_t + θ(u_t − u_{t−k})], gradients at x_{t−τ}, θ ≥ 0, first-gradient momentum start.
-z_t = x_t + θηΣ_{i=1}^k u_{t−i} obeys z_{t+1} = z_t − ηu_t (Proposition E2). Staleness: z_t − x_{t−τ} = −ηS_t, for τ = k = 1 S_t = u_{t−1} − θu_{t−2}.
+Setting. Assumptions of theory/lmo_delay.py; x_{t+1} = x_t − η[u_t + θ(u_t − u_{t−k})], gradients at x_{t−τ}, θ ≥ 0, first-gradient
+  momentum start.
+z_t = x_t + θηΣ_{i=1}^k u_{t−i} obeys z_{t+1} = z_t − ηu_t (Proposition E2). Staleness: z_t − x_{t−τ} = −ηS_t, for τ = k = 1 S_t = u_{t−1}
+  − θu_{t−2}.
 δ̄ := (1/T)Σ_t Σ_j w_{t,j} E‖S_{t−j}‖ (theory.recursion.weighted_staleness; always ≤ τ + kθ); one inner product per step to measure.
 
 Guarantee, any η > 0, T ≥ 1:
@@ -12,13 +14,19 @@ Guarantee, any η > 0, T ≥ 1:
        D̄ = (1/T)Σ_t Σ_j w_{t,j} E‖p_{t−τ} − p_{t−τ−j}‖, p_s = θΣ_{i=1}^k u_{s−i} (0 if α = 1).
  Δ_z = Δ₀ for start="zero"; for start="first" (first step uncorrected, as implemented) Δ_z = (√Δ₀ + kθη√(L/2))², and at θ = k = 1 the chain
  z_1, z_2, … starts at x₀, so "zero"'s guarantee holds with one step more. The notes treat "zero" only; "first" is what runs.
-Proof. The gradient of age j was taken at x_s, s = (t−j−τ)⁺, and z_t − x_s = (z_t − z_{t−j}) + (z_{t−j} − x_s) = −η[Σ_{i=1}^{j}u_{t−i} + S_{t−j}]; hence
-the drift against ∇f(z_t) is ≤ LηΣ_j w_{t,j}(j + ‖S_{t−j}‖). Lemma 1 on the chain z with y = z_t, Lemma 2 for the noise, f(z_T) ≥ f_*: (a). (a_N): go
-through z_t + ηΣ_{i≤j}u_{t−i} and use A2′ on the second leg. (a_x): ‖z_t − x_t‖ ≤ kθη. (b): y = x_{t−τ}; x_s = z_s − ηp_s gives ‖x_{t−τ} − x_{t−τ−j}‖ ≤ η(j + ‖p_{t−τ} − p_{t−τ−j}‖);
-the descent error keeps ∇f(z_t) (one δ̄). start="first": f(z_0) = f(x₀ + kθηu_0) ≤ f(x₀) + kθη‖∇f(x₀)‖_* + L(kθη)²/2 and ‖∇f(x₀)‖_*² ≤ 2LΔ₀. ∎
+Proof. The gradient of age j was taken at x_s, s = (t−j−τ)⁺, and z_t − x_s = (z_t − z_{t−j}) + (z_{t−j} − x_s) = −η[Σ_{i=1}^{j}u_{t−i} +
+  S_{t−j}]; hence
+the drift against ∇f(z_t) is ≤ LηΣ_j w_{t,j}(j + ‖S_{t−j}‖). Lemma 1 on the chain z with y = z_t, Lemma 2 for the noise, f(z_T) ≥ f_*:
+  (a). (a_N): go
+through z_t + ηΣ_{i≤j}u_{t−i} and use A2′ on the second leg. (a_x): ‖z_t − x_t‖ ≤ kθη. (b): y = x_{t−τ}; x_s = z_s − ηp_s gives ‖x_{t−τ} −
+  x_{t−τ−j}‖ ≤ η(j + ‖p_{t−τ} − p_{t−τ−j}‖);
+the descent error keeps ∇f(z_t) (one δ̄). start="first": f(z_0) = f(x₀ + kθηu_0) ≤ f(x₀) + kθη‖∇f(x₀)‖_* + L(kθη)²/2 and ‖∇f(x₀)‖_*² ≤
+  2LΔ₀. ∎
 
-When it helps (τ = 1). (a) against Theorem 1(a): iff δ̄ < 1. (a) against the sharper 1(b): iff δ̄ < 1/2. Worst case δ̄ = 1 + θ: as bad as one more step
-of delay, never worse. Without an assumption on successive updates the worst case does not show the correction helping (theory/worst_case_lmo.py).
+When it helps (τ = 1). (a) against Theorem 1(a): iff δ̄ < 1. (a) against the sharper 1(b): iff δ̄ < 1/2. Worst case δ̄ = 1 + θ: as bad as
+  one more step
+of delay, never worse. Without an assumption on successive updates the worst case does not show the correction helping
+  (theory/worst_case_lmo.py).
 In an inner-product geometry ‖u_s − θu_{s−1}‖² = 1 + θ² − 2θc: shorter than 1 iff θ < 2c; θ = 1 iff the angle is under 60°; best θ = c.
 """
 
@@ -43,9 +51,26 @@ def start_gap(Delta, L, eta, theta, lag=1, start="zero"):
 
 
 def bound(
-    Delta, L, eta, alpha, sigma, rho, T, delay=1, *, theta=1.0, staleness=None, lag=1, metric="average", start="zero", spread=None, L_mixed=None
+    Delta,
+    L,
+    eta,
+    alpha,
+    sigma,
+    rho,
+    T,
+    delay=1,
+    *,
+    theta=1.0,
+    staleness=None,
+    lag=1,
+    metric="average",
+    start="zero",
+    spread=None,
+    L_mixed=None,
 ) -> Bound:
-    """Theorem 3, term by term. staleness: δ̄ (None: the worst case τ + kθ). spread: D̄, for metric "average-stale". L_mixed: L_N of (a_N)."""
+    """Theorem 3, term by term. staleness: δ̄ (None: the worst case τ + kθ). spread: D̄, for metric "average-stale". L_mixed: L_N of
+    (a_N).
+    """
     if metric not in ("average", "average-x", "average-stale"):
         raise ValueError(f"metric must be 'average', 'average-x' or 'average-stale', but got {metric!r}")
     staleness = delay + lag * theta if staleness is None else staleness
@@ -98,9 +123,12 @@ def mixed_norm(geometry, problem):
 def check_symbolic() -> Identities:
     done = Identities()
     D, L, eta, th, k, c = sympy.symbols("Delta L eta theta k c", positive=True)
-    done.equal("Δ_z is a square", D + k * th * eta * sympy.sqrt(2 * L * D) + L * (k * th * eta) ** 2 / 2, (sympy.sqrt(D) + k * th * eta * sympy.sqrt(L / 2)) ** 2)
-    x, z = sympy.symbols("x z")
-    u = sympy.symbols("u0:9")
+    done.equal(
+        "Δ_z is a square",
+        D + k * th * eta * sympy.sqrt(2 * L * D) + L * (k * th * eta) ** 2 / 2,
+        (sympy.sqrt(D) + k * th * eta * sympy.sqrt(L / 2)) ** 2,
+    )
+    z, u = sympy.symbols("z"), sympy.symbols("u0:9")
     t, j = 6, 2
     for tau, lag in ((1, 1), (2, 1), (2, 2)):
         zs = {8: z}
@@ -131,12 +159,16 @@ def check_numeric(count: int = 1000, seed: int = 5) -> list[Rows]:
                 rows += sample.compare("Theorem 3(a_x)", path, path.x[:-1], bound, staleness=measured, metric="average-x", **options)
                 if sample.geometry.name != "layers":
                     N, L_mixed = mixed_norm(sample.geometry, sample.problem)
-                    rows += sample.compare("Theorem 3(a_N)", path, path.z[:-1], bound, staleness=weighted_staleness(path, _Only(N)), L_mixed=L_mixed, **options)
+                    rows += sample.compare(
+                        "Theorem 3(a_N)", path, path.z[:-1], bound, staleness=weighted_staleness(path, _Only(N)), L_mixed=L_mixed, **options
+                    )
     for sample in instances(count, seed + 1, steps=12):
         theta = np.tile([0.5, 1.0, 1.0, 2.0], len(sample.alpha) // 4)
         path = sample.run(replace(sample.rule, theta=theta, start="first"))
         options = {"theta": theta, "start": "first", "staleness": weighted_staleness(path, sample.geometry)}
-        rows += sample.compare("Theorem 3(b)", path, path.stale(), bound, metric="average-stale", spread=spread(path, sample.geometry), **options)
+        rows += sample.compare(
+            "Theorem 3(b)", path, path.stale(), bound, metric="average-stale", spread=spread(path, sample.geometry), **options
+        )
     return Sample.merge(rows)
 
 
@@ -148,7 +180,9 @@ class _Only:
 
 
 def check_sharp() -> list[Sharp]:
-    """Monotone descent of a quadratic: (b) with θ = 1/2 is met up to its start; δ̄ = 1/2 there, and the z-chain's curvature term is exact."""
+    """Monotone descent of a quadratic: (b) with θ = 1/2 is met up to its start; δ̄ = 1/2 there, and the z-chain's curvature term is
+    exact.
+    """
     found = []
     for geometry in (Spectral(3, 4), MaxNorm(4), Euclidean(4)):
         for theta, term in ((0.5, "delay"), (1.0, "curvature"), (1.0, "start")):

@@ -1,15 +1,21 @@
 """Worst case of delayed LMO descent in an arbitrary norm, with and without the correction: a sound linear program (upper side). Ours.
 
-The method: x_{t+1} = x_t − γ[u_t + θ(u_t − u_{t−1})], u_t = lmo(∇f(x_{t−τ})), no noise, no momentum, start "first". Worst value over all norms, all L-smooth f and all starts of min_{t<N} or mean_{t<N} of
+The method: x_{t+1} = x_t − γ[u_t + θ(u_t − u_{t−1})], u_t = lmo(∇f(x_{t−τ})), no noise, no momentum, start "first". Worst value over all
+  norms, all L-smooth f and all starts of min_{t<N} or mean_{t<N} of
 ‖∇f(x_t)‖_* subject to f(x_0) − f(x_i) ≤ Δ. With γ = L = 1 it is Δ/N + c; c is the constant of Lγ.
 
 Relaxation. What a norm guarantees is linear in f_i, n_i = ‖g_i‖_* and P_ik = ⟨g_i, d_k⟩ (d_k = −lmo(g_k)):
-  P_kk = −n_k;  |P_ik| ≤ n_i;  |P_ik − P_jk| ≤ r_ij;  |n_i − n_j| ≤ r_ij;  |f_j − f_i − ⟨g_i, x_j − x_i⟩| ≤ r_ij²/2;  r_ij ≥ ‖x_i − x_j‖ by the triangle inequality.
-Every real instance satisfies these, so the optimum bounds the worst case from above (sound). No inner product of two g's or two d's occurs, and any cross products P are completed to a positive semidefinite
-Gram matrix by large diagonals: the notes' semidefinite program *is* this linear program (`semidefinite`, PEPit + Clarabel, confirms it). Linear programs have rational certificates: theory/certificates.py.
+  P_kk = −n_k;  |P_ik| ≤ n_i;  |P_ik − P_jk| ≤ r_ij;  |n_i − n_j| ≤ r_ij;  |f_j − f_i − ⟨g_i, x_j − x_i⟩| ≤ r_ij²/2;  r_ij ≥ ‖x_i − x_j‖
+    by the triangle inequality.
+Every real instance satisfies these, so the optimum bounds the worst case from above (sound). No inner product of two g's or two d's
+  occurs, and any cross products P are completed to a positive semidefinite
+Gram matrix by large diagonals: the notes' semidefinite program *is* this linear program (`semidefinite`, PEPit + Clarabel, confirms it).
+  Linear programs have rational certificates: theory/certificates.py.
 
-Found (τ = 1): minimum 3/2 − 1/N without correction; 1.75 … 4.19 (N = 4 … 14) with full error feedback: *the worst case does not show the correction helping*, it shows it hurting, and without momentum it really does
-(theory/limit_cycle.py). It helps under δ̄ < 1 (theory/update_correction.py). The lower side is theory/separable.py; nowhere is a constant called tight unless both sides meet.
+Found (τ = 1): minimum 3/2 − 1/N without correction; 1.75 … 4.19 (N = 4 … 14) with full error feedback: *the worst case does not show the
+  correction helping*, it shows it hurting, and without momentum it really does
+(theory/limit_cycle.py). It helps under δ̄ < 1 (theory/update_correction.py). The lower side is theory/separable.py; nowhere is a constant
+  called tight unless both sides meet.
 """
 
 from collections import defaultdict
@@ -70,7 +76,9 @@ def program(method: Method, metric: str = "minimum", delta: float = 100.0) -> Pr
         raise ValueError(f"metric must be one of {METRICS}, but got {metric!r}")
     N = method.steps
     sources = sorted({max(t - method.delay, 0) for t in range(N)})
-    variables = [f"f{i}" for i in range(N + 1)] + [f"n{i}" for i in range(N + 1)] + [f"p{i},{k}" for i in range(N + 1) for k in sources] + ["value"]
+    variables = (
+        [f"f{i}" for i in range(N + 1)] + [f"n{i}" for i in range(N + 1)] + [f"p{i},{k}" for i in range(N + 1) for k in sources] + ["value"]
+    )
     index = {name: i for i, name in enumerate(variables)}
     rows: list[tuple[dict[str, float], float, str]] = []
 
@@ -108,7 +116,13 @@ def program(method: Method, metric: str = "minimum", delta: float = 100.0) -> Pr
     data = ([v for _, _, v in entries], ([r for r, _, _ in entries], [c for _, c, _ in entries]))
     c = np.zeros(len(variables))
     c[index["value"]] = 1.0
-    return Program(c, csr_matrix(data, shape=(len(rows), len(variables))), np.array([b for _, b, _ in rows]), variables, [label for _, _, label in rows])
+    return Program(
+        c,
+        csr_matrix(data, shape=(len(rows), len(variables))),
+        np.array([b for _, b, _ in rows]),
+        variables,
+        [label for _, _, label in rows],
+    )
 
 
 def upper(method: Method, metric: str = "minimum", delta: float = 100.0) -> float:
@@ -168,7 +182,9 @@ def table(lengths=(4, 6, 8), delta: float = 100.0) -> list[dict]:
     for delay, theta in ((0, 0.0), (1, 0.0), (2, 0.0), (1, 0.5), (1, 1.0)):
         for N in lengths:
             for metric in METRICS:
-                rows.append({"delay": delay, "theta": theta, "steps": N, "metric": metric, "upper": upper(Method(N, delay, theta), metric, delta)})
+                rows.append(
+                    {"delay": delay, "theta": theta, "steps": N, "metric": metric, "upper": upper(Method(N, delay, theta), metric, delta)}
+                )
     return rows
 
 
