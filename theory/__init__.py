@@ -2,5 +2,5 @@
 code/.
 
 `python -m theory` runs every check, writes results/theory/ and draws its figures; theory/README.md maps theorem → proof → checks → test →
-  figure.
+figure.
 """

@@ -2,31 +2,27 @@
 by simulation.
 
 Setting. One coordinate, f = (λ/2)x², gradients λx_{t−τ} + n_t, n_t of variance σ²; Adam without bias correction and ε: m EMA(β₁), v =
-  EMA(β₂) of g², x_{t+1} = x_t − ηm/√v (or corrected, U(θ)).
-K* := the stability limit of ηλ for the same momentum, delay and correction (theory/stability.py: h*/(1−β₁)): sync 2(1+β₁)/(1−β₁) (38 at
-  0.9), delayed 1 at every β₁, error feedback 2.70 at 0.9.
+EMA(β₂) of g², x_{t+1} = x_t − ηm/√v (or corrected, U(θ)). K* := the stability limit of ηλ for the same momentum, delay and correction
+(theory/stability.py, h*/(1−β₁)): sync 2(1+β₁)/(1−β₁) (38 at 0.9), delayed 1 at every β₁, error feedback 2.70 at 0.9.
 A1 (no noise, β₂ → 1). √v is a constant gain on the time scale of m, so the loop is theory/stability.py's with ηλ/√v for ηλ. It grows
-  while ηλ/√v > K* and shrinks while it is smaller, and v follows
-   λ²·mean x²: the only stationary state is ηλ/√v = K*, i.e.      rms(x) = η/K*.
+while ηλ/√v > K* and shrinks while it is smaller, and v follows λ²·mean x²: the only stationary state is ηλ/√v = K*, i.e.
+   rms(x) = η/K*.
    Adam without noise never settles at fixed η: it sits at the edge of stability. One step of delay multiplies that floor by
-     K*_sync/K*_delay = 2(1+β₁)/(1−β₁): ×2 at β₁ = 0, ×38 at 0.9, ×78 at 0.95
-   (the loss floor by its square); error feedback leaves ×14 at 0.9. High β₁ *exposes* Adam.
+   K*_sync/K*_delay = 2(1+β₁)/(1−β₁): ×2 at β₁ = 0, ×38 at 0.9, ×78 at 0.95 (the loss floor by its square); error feedback leaves ×14 at
+   0.9. High β₁ *exposes* Adam.
 A2 (noise). v = σ² + λ²V, and V is the stationary variance of Theorem 9 at h = (1−β₁)ηλ/√v, noise (1−β₁)ησ/√v: a scalar fixed point
-  (`predicted_variance`). Quiet while ηλ/σ < K*, then ηλ/√v sticks to K*.
-   So for ηλ/σ in (1, 38) (β₁ = 0.9) synchronous Adam is quiet in that direction and delayed Adam oscillates: the band of directions that
-     the delay destroys.
+(`predicted_variance`). Quiet while ηλ/σ < K*, then ηλ/√v sticks to K*. So for ηλ/σ in (1, 38) (β₁ = 0.9) synchronous Adam is quiet in
+that direction and delayed Adam oscillates: the band of directions that the delay destroys.
 A3 (rotation). d coordinates, a steep eigendirection of curvature λ_s spread evenly over them (e_i² = 1/d). Its oscillation enters every
-  v_i: v_i = σ² + λ_s²V_s/d, so √v = ηλ_s/K* once it oscillates, and every *flat*
-   direction moves slower by √v_delayed/√v_sync: up to K*_sync/K*_delay. Aligned with the axes the steep direction spoils its own
-     coordinate only. (This is the basis misalignment of arXiv 2602.03515, from our model.)
+v_i: v_i = σ² + λ_s²V_s/d, so √v = ηλ_s/K* once it oscillates, and every *flat* direction moves slower by √v_delayed/√v_sync: up to
+K*_sync/K*_delay. Aligned with the axes the steep direction spoils its own coordinate only. (This is the basis misalignment of arXiv
+2602.03515, from our model.)
 A4 (lag of v). v averages 1/(1−β₂) steps: computing it from fresh instead of stale gradients changes nothing to first order in 1−β₂; what
-  hurts is the delay of m. So the first moment is to blame, as the paper suspects.
-β₂ is no cure: at β₂ = 0.5 the model's delayed Adam is still worse than its synchronous one by as much (`ablation`; measured, outside
-  A1–A4).
+hurts is the delay of m. So the first moment is to blame, as the paper suspects. β₂ is no cure: at β₂ = 0.5 the model's delayed Adam is
+still worse than its synchronous one by as much (`ablation`; measured, outside A1–A4).
 Caveat. With exactly no noise A1's state can be reached through bursts (x shrinks to nothing while v forgets, then grows back); any small
-  noise removes them, and the checks carry some.
-Not covered: weight decay, ε, changing curvature, many coupled steep directions. What Muon does instead: one bounded direction per matrix,
-  floor ηα^{−1/2} (theory/limit_cycle.py).
+noise removes them, and the checks carry some. Not covered: weight decay, ε, changing curvature, many coupled steep directions. What Muon
+does instead: one bounded direction per matrix, floor ηα^{−1/2} (theory/limit_cycle.py).
 """
 
 from dataclasses import dataclass

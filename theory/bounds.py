@@ -1,8 +1,8 @@
 """One door to the guarantees: `delayed_lmo_bound` picks the theorem by the correction.
 
 no correction → Theorem 1 (theory/lmo_delay.py); update-level, the paper's error feedback → Theorem 3 (theory/update_correction.py);
-  gradient-level, Nesterov
-included → Theorem 4 (theory/gradient_correction.py). With weight decay → Theorem 2, with Newton–Schulz → Theorem 5: call those modules.
+gradient-level, Nesterov included → Theorem 4 (theory/gradient_correction.py). With weight decay → Theorem 2, with Newton–Schulz → Theorem
+5: call those modules.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ NONE = Correction()
 def delayed_lmo_bound(Delta, L, eta, alpha, sigma, rho, T, delay=1, correction: Correction = NONE, metric: str = "average") -> Bound:
     """The guarantee on the mean (or minimum) gradient norm, term by term; `.total` is the number.
 
-    Delta: f(x₀) − f_*. L, rho, sigma: assumptions A2, A4, A3. eta: step; alpha: EMA weight 1 − β; T: steps; delay: τ.
-    metric: "average" (x_t; with error feedback z_t), "average-stale" (x_{t−τ}; with error feedback use Theorem 3(b) directly), "minimum".
+    Delta: f(x₀) − f_*. L, rho, sigma: assumptions A2, A4, A3. eta: step; alpha: EMA weight 1 − β; T: steps; delay: τ. metric: "average"
+       (x_t; with error feedback z_t), "average-stale" (x_{t−τ}; with error feedback use Theorem 3(b) directly), "minimum".
 
     Raises:
         ValueError: unknown kind or metric, or a metric that the chosen theorem does not state.

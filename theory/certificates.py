@@ -1,16 +1,14 @@
 """Worst-case bounds that need no trust in a solver: dual certificates in rational numbers, verified in exact arithmetic. Ours.
 
 Linear programs (theory/worst_case_lmo.py): max cᵀv, Av ≤ b, v free. Any y ≥ 0 with Aᵀy = c proves cᵀv ≤ bᵀy. All data are rational;
-  HiGHS's y is a vertex, rounded to small denominators, and
-`verify_linear` checks Aᵀy = c and y ≥ 0 with fractions.Fraction: the proof is a list of inequalities with multipliers, which add up to
-  the bound.
+HiGHS's y is a vertex, rounded to small denominators, and `verify_linear` checks Aᵀy = c and y ≥ 0 with fractions.Fraction: the proof is a
+list of inequalities with multipliers, which add up to the bound.
 
 Semidefinite programs (delayed gradient descent, L = 1, basis g_0 … g_N and, if convex, x_0 − x_*). Multipliers λ_ij ≥ 0 on the
-  interpolation inequalities, ν ≥ 0 on the metric and the initial condition prove the bound b
-when the linear part in the f_i vanishes and the Gram part S(λ, ν, b) ⪰ 0. Clarabel finds them for a bound 1e-5 (relative) above the
-  optimum with the smallest eigenvalue of S as large as possible (strictly inside, so that rounding
-is harmless); they are rounded to rationals, the few linear equations are then solved exactly, and S ⪰ 0 is verified by a rational LDLᵀ.
-  What is proved is the printed rational bound, exactly.
+interpolation inequalities, ν ≥ 0 on the metric and the initial condition prove the bound b when the linear part in the f_i vanishes and
+the Gram part S(λ, ν, b) ⪰ 0. Clarabel finds them for a bound 1e-5 (relative) above the optimum with the smallest eigenvalue of S as large
+as possible (strictly inside, so that rounding is harmless); they are rounded to rationals, the few linear equations are then solved
+exactly, and S ⪰ 0 is verified by a rational LDLᵀ. What is proved is the printed rational bound, exactly.
 """
 
 from dataclasses import dataclass
@@ -70,9 +68,8 @@ def gram_problem(method: Descent, family: str) -> GramProblem:
     """Dual of theory.worst_case_gd for L = 1, all entries rational.
 
     convex: b − f_N = b(1 − ‖x_0‖²) + Σ λ_ij(f_i − f_j − ⟨Q_ij, G⟩) + ⟨S, G⟩ (x_* = 0, f_* = 0), so Σ λ_ij(e_i − e_j) = −e_N and S =
-      b·x_0x_0ᵀ + Σ λ_ijQ_ij.
-    nonconvex (f_* = 0): b − t = b(1 − f_0) + Σ w_i(‖g_i‖² − t) + Σ μ_i(f_i − ½‖g_i‖²) + Σ λ_ij(f_i − f_j − ⟨Q_ij, G⟩) + ⟨S, G⟩, so Σ w = 1,
-    Σ μ_ie_i − b·e_0 + Σ λ_ij(e_i − e_j) = 0 and S = Σ λ_ijQ_ij + Σ (½μ_i − w_i) g_ig_iᵀ.
+    b·x_0x_0ᵀ + Σ λ_ijQ_ij. nonconvex (f_* = 0): b − t = b(1 − f_0) + Σ w_i(‖g_i‖² − t) + Σ μ_i(f_i − ½‖g_i‖²) + Σ λ_ij(f_i − f_j − ⟨Q_ij,
+    G⟩) + ⟨S, G⟩, so Σ w = 1, Σ μ_ie_i − b·e_0 + Σ λ_ij(e_i − e_j) = 0 and S = Σ λ_ijQ_ij + Σ (½μ_i − w_i) g_ig_iᵀ.
     """
     if family not in ("convex", "nonconvex"):
         raise ValueError(f"family must be 'convex' or 'nonconvex', but got {family!r}")

@@ -2,17 +2,16 @@
 and sign, numeric for Muon.
 
 Statement. M_t stationary Gaussian AR(1) with coefficient 1−α (i.i.d. entries), c := E⟨u_t, u_{t−1}⟩/r with r = ‖u‖₂². Then c = 1−α +
-  O(1/d) for normalised SGD, c = (2/π)arcsin(1−α) for sign
-(exact), and for Muon m×n with n/m → ∞ c → 1−α; square matrices lie between. E‖u_t − θu_{t−1}‖₂²/r = 1 + θ² − 2θc, so the best θ is c,
-  leaving √(1−c²); θ = 1 leaves √(2−2c), which is
-under 1 iff c > 1/2 (ℓ₂: iff α < 1/2).
+O(1/d) for normalised SGD, c = (2/π)arcsin(1−α) for sign (exact), and for Muon m×n with n/m → ∞ c → 1−α; square matrices lie between.
+E‖u_t − θu_{t−1}‖₂²/r = 1 + θ² − 2θc, so the best θ is c, leaving √(1−c²); θ = 1 leaves √(2−2c), which is under 1 iff c > 1/2 (ℓ₂: iff α <
+1/2).
 Proof. ℓ₂: ‖M_t‖²/d → 1 and ⟨M_t, M_{t−1}⟩/d → 1−α. sign: Sheppard, E sign(a)sign(b) = (2/π)arcsin(corr). Muon: MMᵀ ≈ nσ²I, so polar(M) ≈
-  M/(σ√n). ∎
+M/(σ√n). ∎
 Consequences. In Muon's own norm δ̄ < 1 holds for wide or tall matrices with α ≤ 0.05 and fails for square ones, whose polar factor is
-  unstable in its smallest singular directions (there use
+unstable in its smallest singular directions (there use
 (a_N): √(2−2c)). In ℓ_∞ a single flipped coordinate makes ‖u_t − u_{t−1}‖_∞ = 2: Theorem 3(a) never certifies the correction for sign-like
-  methods; that is the formal content of
-"coordinate-wise normalisation suffers". Adam with slow v is m/√v with v nearly constant: c = 1−β₁-like, as ℓ₂.
+methods; that is the formal content of "coordinate-wise normalisation suffers". Adam with slow v is m/√v with v nearly constant: c =
+1−β₁-like, as ℓ₂.
 """
 
 import numpy as np

@@ -1,23 +1,19 @@
 """Theorem 6. A guarantee that the correction strictly improves: no noise, no momentum, Euclidean, delay 1. Ours (proved here).
 
-Setting. σ = 0, α = 1, ‖·‖ Euclidean, τ = 1, η = cε/L. The first t with ‖∇f(x_t)‖ < ε satisfies                              metric "first
-  hit"
+Setting. σ = 0, α = 1, ‖·‖ Euclidean, τ = 1, η = cε/L. The first t with ‖∇f(x_t)‖ < ε satisfies (metric: first hit)
   undelayed                    t ≤ LΔ₀/(ε²c(1−c/2))                                              best c = 1:        2.00 LΔ₀/ε²
   delayed, uncorrected         t ≤ LΔ₀/(ε²c(1−3c/2)) (+ the undelayed first step saves a little)  best c = 1/3:      6.00 LΔ₀/ε²
   delayed, U(1), start "zero"  t ≤ [LΔ₀/(cε²) + c/(1−c)]/(1 − c/2 − c²/(1−c)), c < 1             best c = 0.3473…:  4.49 LΔ₀/ε² + 0.83
   delayed, U(1), start "first" t ≤ 1 + [LΔ₀/(cε²)]/(1 − c/2 − c²/(1−c))                          best c = 0.3473…:  4.49 LΔ₀/ε² + 1
-    (ours, what runs)
 Proof. Let T be that first time: ‖∇f(x_s)‖ ≥ ε for s < T. Uncorrected: M_t = ∇f(x_{t−1}), f(x_{t+1}) ≤ f(x_t) − η‖M_t‖ + η‖M_t − ∇f(x_t)‖
-  + Lη²/2 ≤ f(x_t) − ηε + (3/2)Lη². Corrected,
-on z: f(z_{t+1}) ≤ f(z_t) − ηε + Lη²S_t + Lη²/2 with S_t = ‖u_{t−1} − u_{t−2}‖ (M_t − ∇f(z_t) has norm ≤ L‖x_{t−1} − z_t‖ = LηS_t). u_0 =
-  u_1, both from x₀, so S_2 = 0. For t ≥ 3
-Dunkl–Williams ‖a/‖a‖ − b/‖b‖‖ ≤ 2‖a−b‖/(‖a‖+‖b‖) with both norms ≥ ε: S_t ≤ ‖∇f(x_{t−2}) − ∇f(x_{t−3})‖/ε ≤ (L/ε)‖x_{t−2} − x_{t−3}‖ =
-  c‖2u_{t−3} − u_{t−4}‖ ≤ c(1 + S_{t−2}).
++ Lη²/2 ≤ f(x_t) − ηε + (3/2)Lη². Corrected, on z: f(z_{t+1}) ≤ f(z_t) − ηε + Lη²S_t + Lη²/2 with S_t = ‖u_{t−1} − u_{t−2}‖ (M_t − ∇f(z_t)
+has norm ≤ L‖x_{t−1} − z_t‖ = LηS_t). u_0 = u_1, both from x₀, so S_2 = 0. For t ≥ 3 Dunkl–Williams ‖a/‖a‖ − b/‖b‖‖ ≤ 2‖a−b‖/(‖a‖+‖b‖)
+with both norms ≥ ε: S_t ≤ ‖∇f(x_{t−2}) − ∇f(x_{t−3})‖/ε ≤ (L/ε)‖x_{t−2} − x_{t−3}‖ = c‖2u_{t−3} − u_{t−4}‖ ≤ c(1 + S_{t−2}).
 start "zero": S_0 = 0, S_1 = 1, and by induction S_{2k+1} ≤ c(1−c^k)/(1−c) + c^k, S_{2k+2} ≤ c(1−c^k)/(1−c), so Σ_{t<T}S_t ≤ (cT+1)/(1−c).
 start "first": z_1 = x₀ and S_1 = S_2 = 0, so every S_t ≤ c/(1−c), and Σ_{1≤t<T}S_t ≤ c(T−1)/(1−c). Sum the descent, divide by ηε. ∎
-Both sides are upper bounds: the *guarantee* improves, and with it the mechanism is named: directions of neighbouring gradients are
-  themselves Lipschitz
-while ‖∇f‖ ≥ ε. Tightness: bound/observed ≥ 3 on the random instances, so the ratio of the two guarantees predicts nothing quantitative.
+Both sides are upper bounds: the *guarantee* improves, and the mechanism has a name: directions of neighbouring gradients are themselves
+Lipschitz while ‖∇f‖ ≥ ε. Tightness: bound/observed ≥ 3 on the random instances, so the ratio of the two guarantees predicts nothing
+quantitative.
 """
 
 from dataclasses import dataclass

@@ -2,29 +2,26 @@
 
 u_t is the optimizer's direction, x_s = x₀ for s < 0, U(θ): x_{t+1} = x_t − η[u_t + θ(u_t − u_{t−k})].
 E1  For a fixed delay the virtual iterate of perturbed-iterate analysis (Stich & Karimireddy) is a future iterate: x_t − ηΣ_{i<τ}u_{t+i} =
-  x_{t+τ}.
+x_{t+τ}.
 E2  U(θ) ≡ weight prediction. z_t := x_t + θηΣ_{i=1}^k u_{t−i} obeys z_{t+1} = z_t − ηu_t, and x_t = z_t − θηΣ_{i=1}^k u_{t−i}; θ = k = 1:
-    x_t = 2z_t − z_{t−1}. The paper's error feedback is the plain delayed method on z, run at the extrapolated point.
+x_t = 2z_t − z_{t−1}. The paper's error feedback is the plain delayed method on z, run at the extrapolated point.
 E2′ Start. With u_{−1} := u_0 (first step uncorrected, as onelag.delay), z_0 = x₀ + θηu_0 and z_1 = x₀ − (1−θ)ηu_0: at θ = 1 the chain
-  z_1, z_2, …
-    starts at x₀, so that start costs exactly one step.
+z_1, z_2, … starts at x₀, so that start costs exactly one step.
 E3  Nesterov inside the LMO, u((1−α)M_t + αg_t), is the gradient-level correction u(M_t + θ(M_t − M_{t−1})) with θ = 1−α.
 E4  For linear optimizers gradient-level and update-level corrections agree, and Nesterov with delay 1 is EMA with delay 1 and U(β).
 E5  Learning-rate schedule η_t and decoupled decay λ. Three readings, equal at λ = 0:
-    (memory)    x_{t+1} = (1−η_tλ)x_t − η_tu_t − θ[η_tu_t − (1−η_tλ)η_{t−1}u_{t−1}],  z_t = x_t + θη_{t−1}u_{t−1}:  z_{t+1} = (1−η_tλ)z_t
-      − η_tu_t;
-    (update)    the whole update is fed back, U_t = η_t(u_t + λx_t), x_{t+1} = x_t − U_t − θ(U_t − U_{t−1}):           z_{t+1} = z_t −
-      η_tu_t − η_tλx_t;
-    (lookahead) the optimizer works on z and the model runs on x_{t+1} = z_{t+1} − θ(z_t − z_{t+1}):                  z_{t+1} =
-      (1−η_tλ)z_t − η_tu_t.
+    (memory)    x_{t+1} = (1−η_tλ)x_t − η_tu_t − θ[η_tu_t − (1−η_tλ)η_{t−1}u_{t−1}],  z_t = x_t + θη_{t−1}u_{t−1}:
+                z_{t+1} = (1−η_tλ)z_t − η_tu_t;
+    (update)    the whole update is fed back, U_t = η_t(u_t + λx_t), x_{t+1} = x_t − U_t − θ(U_t − U_{t−1}), z_t = x_t + θU_{t−1}:
+                z_{t+1} = z_t − η_tu_t − η_tλx_t;
+    (lookahead) the optimizer works on z and the model runs on x_{t+1} = z_{t+1} − θ(z_t − z_{t+1}):
+                z_{t+1} = (1−η_tλ)z_t − η_tu_t.
     memory and lookahead have the same z-recursion; their x differ by θη_tλz_t. update decays x instead of z: a difference of
-      η_tλ·θU_{t−1} per step.
+    η_tλ·θU_{t−1} per step.
 E6  x_{t+1} = z_t − (1+θ)ηu_t: with master weights z and a forward copy x, the correction needs no further parameter-sized memory.
 Proof. E2: x_{t+1} + θηΣ_{i=0}^{k−1}u_{t−i} = x_t − ηu_t − θηu_t + θηu_{t−k} + θηΣ_{i=0}^{k−1}u_{t−i} = x_t + θηΣ_{i=1}^k u_{t−i} − ηu_t.
-  E3: M_t + θ(M_t − M_{t−1}) with
-M_t − M_{t−1} = α(g_t − M_{t−1}), and (1−α)M_t + αg_t = M_t + α(g_t − M_t) = M_t + α(1−α)(g_t − M_{t−1}). E4: an EMA is linear and
-  shift-invariant. E5, E6:
-substitution. ∎
+E3: M_t + θ(M_t − M_{t−1}) with M_t − M_{t−1} = α(g_t − M_{t−1}), and (1−α)M_t + αg_t = M_t + α(g_t − M_t) = M_t + α(1−α)(g_t − M_{t−1}). E4: an EMA is linear and
+shift-invariant. E5, E6: substitution. ∎
 """
 
 from dataclasses import replace
@@ -98,8 +95,8 @@ def predicted(sample: Sample, rule: Rule) -> ndarray:
 def check_numeric(count: int = 1000, seed: int = 3) -> list[Rows]:
     """max over the path of the difference of two forms, against 1e-10 of the distance that the path covers.
 
-    The identities hold for any optimizer; here it is a smooth one, u = M/(s + ‖M‖_F). With a discontinuous lmo (a sign, a polar factor) two
-    exact forms part after a tie that rounding decides, which says nothing about either.
+    The identities hold for any optimizer; here it is a smooth one, u = M/(s + ‖M‖_F). With a discontinuous lmo (a sign, a polar factor)
+    two exact forms part after a tie that rounding decides, which says nothing about either.
     """
     rows = []
     for sample in instances(count, seed, delays=(1, 2, 3)):

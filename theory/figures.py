@@ -1,5 +1,4 @@
-"""Figures of the theory: each a function of a result file, at column width, readable in grey (line styles and markers carry the meaning).
-"""
+"""Figures of the theory: each a function of a result file, at column width, readable in grey (line styles and markers carry the meaning)."""
 
 from pathlib import Path
 

@@ -112,8 +112,8 @@ class Euclidean:
 class Layers:
     """Product of layers, one norm each: ‖x‖ = max_l ‖x_l‖_(l) / r_l, dual Σ_l r_l ‖g_l‖_(l)*, lmo_l = r_l · lmo of the layer.
 
-    The radius r_l is the layer's multiplier of the learning rate. A4 holds with ρ² = Σ_l r_l² ρ_l². Layers are stacked as rows of one array
-    of n columns: a matrix layer (m_l, n) takes m_l rows, a vector layer of n entries takes one row (handled as its transpose).
+    The radius r_l is the layer's multiplier of the learning rate. A4 holds with ρ² = Σ_l r_l² ρ_l². Layers are stacked as rows of one
+    array of n columns: a matrix layer (m_l, n) takes m_l rows, a vector layer of n entries takes one row (handled as its transpose).
     """
 
     matrix: Spectral

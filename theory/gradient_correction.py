@@ -6,19 +6,17 @@ Theorem 4. Assumptions and notation of theory/lmo_delay.py, first-gradient start
  Hence θ = τ restores the undelayed drift of "average" exactly, in the worst case, at a noise factor √(1 + 2ατ(1+τ)); Nesterov (θ = 1−α)
  removes a (1−α)-fraction of a one-step delay.
 Proof. Theorem 1's proof with the kernel of Lemma 4 (theory/kernels.py): it is nonnegative for θ ≤ (1−α)/α, its mean age is at most
-(1−α)/α − θ, and its squares sum to at most the stationary value + (1−α)^{2t}. ∎ ("average-stale" is not in the notes; it is the same
-  proof.)
+(1−α)/α − θ, and its squares sum to at most the stationary value + (1−α)^{2t}. ∎
 
 Proposition 4.2 (honesty). For 0 < θ ≤ (1−α)/α the *uncorrected* EMA with α' = α/(1−αθ) has the same mean age and less noise: the
-  difference of
-Σw² is 2α²θ(1+2θ)(1−α−αθ)/((2−α)(2−α−2αθ)) ≥ 0. Where α may be retuned, the bound never prefers this correction, nor Nesterov.
+difference of Σw² is 2α²θ(1+2θ)(1−α−αθ)/((2−α)(2−α−2αθ)) ≥ 0. Where α may be retuned, the bound never prefers this correction, nor
+Nesterov.
 
 Proposition 4.3 (α = 1: a secant). ĝ_t = 2g_t − g_{t−1}, τ = 1, and ‖(∇²f(x) − ∇²f(y))v‖_* ≤ L₂‖x−y‖‖v‖ besides. Then
   ‖2∇f(x_{t−1}) − ∇f(x_{t−2}) − ∇f(x_t)‖_* ≤ Lη‖u_{t−1} − u_{t−2}‖ + L₂η²   (uncorrected: Lη), at a noise √5σ instead of σ.
 Proof. With a = x_t − x_{t−1}, b = x_{t−1} − x_{t−2}: ∇f(x_t) = ∇f(x_{t−1}) + ∇²f(x_{t−1})a + r_a and ∇f(x_{t−2}) = ∇f(x_{t−1}) −
-  ∇²f(x_{t−1})b + r_b with
-‖r_a‖_* ≤ L₂‖a‖²/2, ‖r_b‖_* ≤ L₂‖b‖²/2. The sum is ∇²f(x_{t−1})(b − a) − r_a − r_b, and ‖∇²f v‖_* ≤ L‖v‖. Noise: E‖2n_t − n_{t−1}‖₂² ≤
-  5σ². ∎
+∇²f(x_{t−1})b + r_b with ‖r_a‖_* ≤ L₂‖a‖²/2, ‖r_b‖_* ≤ L₂‖b‖²/2. The sum is ∇²f(x_{t−1})(b − a) − r_a − r_b, and ‖∇²f v‖_* ≤ L‖v‖. Noise:
+E‖2n_t − n_{t−1}‖₂² ≤ 5σ². ∎
 """
 
 from dataclasses import replace

@@ -2,23 +2,20 @@
 (proved here).
 
 Setting. As theory/update_correction.py, with directions that satisfy ‖u_t‖ ≤ κ and ⟨M_t, u_t⟩ ≥ q‖M_t‖_* (exact LMO: κ = q = 1), and the
-  kernel of Lemma 4
-with 0 ≤ φ ≤ (1−α)/α inside (Nesterov φ = 1−α): mean age ā = (1−α)/α − φ, Σw² ≤ s² + (1−α)^{2t}. δ̄ is measured with the actual
-  directions. Then
+kernel of Lemma 4 with 0 ≤ φ ≤ (1−α)/α inside (Nesterov φ = 1−α): mean age ā = (1−α)/α − φ, Σw² ≤ s² + (1−α)^{2t}. δ̄ is measured with the
+actual directions. Then
   q (1/T)Σ E‖∇f(z_t)‖_* ≤ Δ_z/(ηT) + (q + κ)[ρσ(s + 1/(αT)) + Lη(κā + δ̄)] + Lκ²η/2           metric "average" (at z)
  Muon as shipped (Nesterov, exact LMO) with error feedback, τ = 1: ā = (1−α)²/α.
  start="first" as in Theorem 3, with Δ_z = (√Δ₀ + κkθη√(L/2))².
 Proof. Lemma 1 (theory/lmo_delay.py) on the chain z with these q, κ and y = z_t; drift as in Theorem 3 with ‖u‖ ≤ κ. ∎
 
-Constants of Muon's quintic p(x) = ax + bx³ + cx⁵, (a, b, c) = (3.4445, −4.7750, 2.0315), five steps on M/‖M‖_F (singular values in [0, 1]):
- κ = max_{[0,1]} p = p(x₁) = 1.2024…, x₁² = (−3b − √(9b² − 20ac))/(10c): after one step all values are in [0, κ], p(κ) < κ, and p > 0
-   there (its other
- factor a + bx² + cx⁴ has no real root), so κ bounds every further step: an exact algebraic number, `kappa()`.
- q: singular values σ_i = s_i‖M‖_F give q = Σ s_i p⁵(s_i)/Σ s_i. With m = min_{[s₀,1]} p⁵ and r values, the small ones hold at most
-   (r−1)s₀ of Σ s_i ≥ 1:
- q ≥ m(1 − (r−1)s₀) (`quality_floor`). Measured q is better: 0.8 on Gaussian matrices, 0.7 along optimisation runs.
-An Adam-like rule on the other parameters is an inexact LMO of ℓ_∞: |m|/√v ≤ κ_A = (1−β₁)/√((1−β₂)(1−β₁²/β₂)) by Cauchy–Schwarz (1.165 at
-  (0.9, 0.95)); its q is measured.
+Constants of Muon's quintic p(x) = ax + bx³ + cx⁵, (a, b, c) = (3.4445, −4.7750, 2.0315), five steps on M/‖M‖_F (singular values in [0,
+1]): κ = max_{[0,1]} p = p(x₁) = 1.2024…, x₁² = (−3b − √(9b² − 20ac))/(10c): after one step all values are in [0, κ], p(κ) < κ, and p > 0
+there (its other factor a + bx² + cx⁴ has no real root), so κ bounds every further step: an exact algebraic number, `kappa()`.
+q: singular values σ_i = s_i‖M‖_F give q = Σ s_i p⁵(s_i)/Σ s_i. With m = min_{[s₀,1]} p⁵ and r values, the small ones hold at most (r−1)s₀ of Σ s_i ≥ 1: q ≥ m(1 −
+ (r−1)s₀) (`quality_floor`). Measured q is better: 0.8 on Gaussian matrices, 0.7 along optimisation runs. An Adam-like rule on the other
+ parameters is an inexact LMO of ℓ_∞: |m|/√v ≤ κ_A = (1−β₁)/√((1−β₂)(1−β₁²/β₂)) by Cauchy–Schwarz (1.165 at (0.9, 0.95)); its q is
+ measured.
 """
 
 from dataclasses import replace

@@ -3,16 +3,16 @@
 EMA m_{t+1} = (1−α)m_t + αg_t, M_t = m_{t+1}:
   first-gradient start m₀ := g₀ (Kovalev):      w_{t,j} = α(1−α)^j (j < t),  w_{t,t} = (1−α)^t
   zero start m₀ := 0 (practice; u(cM) = u(M)):   w_{t,j} = α(1−α)^j / (1 − (1−α)^{t+1})
-Gradient-level correction M_t + θ(M_t − M_{t−1}) of the first-gradient kernel (Lemma 4; Nesterov is θ = 1−α):
-  w_0 = (1+θ)α,  w_j = α(1−α)^{j−1}(1−α−αθ)  (1 ≤ j < t),  w_{t,t} = (1−α)^{t−1}(1−α−αθ) (t ≥ 1),  w_{0,0} = 1.
+Gradient-level correction M_t + θ(M_t − M_{t−1}) of the first-gradient kernel (Lemma 4; Nesterov is θ = 1−α): w_0 = (1+θ)α,  w_j =
+α(1−α)^{j−1}(1−α−αθ)  (1 ≤ j < t),  w_{t,t} = (1−α)^{t−1}(1−α−αθ) (t ≥ 1),  w_{0,0} = 1.
 
 Lemma 2. Σ_j w_{t,j} j ≤ (1−α)/α for both starts. Σ_j w_{t,j}² ≤ α/(2−α) + (1−α)^{2t} (first gradient), and for the zero start exactly
 (α/(2−α))(1+q)/(1−q), q = (1−α)^{t+1}. With noise n_i (martingale differences, E‖n_i‖₂² ≤ σ²) E‖Σ_j w_{t,j} n_{t−j}‖_* ≤ ρσ(Σ_j w²)^{1/2}.
 Proof. The tail {j ≥ t} of the geometric law (mass (1−α)^t) is moved to age t, or cut off and the rest rescaled: both lower the mean age.
 Sums of squares are geometric. Noise: A4, Jensen, and E⟨n_i, n_j⟩ = 0 for i ≠ j because x_{t−τ} depends on earlier samples only. ∎
 
-Lemma 4. The corrected kernel sums to 1, is nonnegative iff θ ≤ (1−α)/α, has mean age (1−α)/α − θ and Σw² = (α/(2−α))(1 + 2αθ(1+θ))
-in the stationary limit; at finite t the mean age is smaller, and Σw² ≤ the limit + (1−α)^{2t}.
+Lemma 4. The corrected kernel sums to 1, is nonnegative iff θ ≤ (1−α)/α, has mean age (1−α)/α − θ and Σw² = (α/(2−α))(1 + 2αθ(1+θ)) in the
+stationary limit; at finite t the mean age is smaller, and Σw² ≤ the limit + (1−α)^{2t}.
 Proof. Geometric sums. At finite t the weight of g₀ is the limit's whole tail mass, put at age t: the mean age falls; and it is ≤ (1−α)^t. ∎
 """
 

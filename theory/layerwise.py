@@ -1,17 +1,13 @@
 """Theorem L. Layers with their own norms, step sizes and delays: Muon as it is really used, and PipeDream's stages. Ours (proved here).
 
 Setting. x = (x^1, …, x^m), layer l with norm ‖·‖_(l) (spectral for hidden matrices, ℓ_∞ for the rest) and step multiplier r_l. Put ‖x‖ =
-  max_l ‖x^l‖_(l)/r_l,
-‖g‖_* = Σ_l r_l‖g^l‖_(l)*; its lmo is the layers' own, times r_l: one LMO method, so Theorems 1–5 hold as printed, with ρ² = Σ_l r_l²ρ_l²
-  and
-L ≤ Σ_{l,k} r_l L_lk r_k whenever ‖∇_l f(x) − ∇_l f(y)‖_(l)* ≤ Σ_k L_lk‖x^k − y^k‖_(k).
+max_l ‖x^l‖_(l)/r_l, ‖g‖_* = Σ_l r_l‖g^l‖_(l)*; its lmo is the layers' own, times r_l: one LMO method, so Theorems 1–5 hold as printed,
+with ρ² = Σ_l r_l²ρ_l² and L ≤ Σ_{l,k} r_l L_lk r_k whenever ‖∇_l f(x) − ∇_l f(y)‖_(l)* ≤ Σ_k L_lk‖x^k − y^k‖_(k).
 If layer k's weights are τ_k steps old when gradients are taken (PipeDream: stage s of p is p−1−s late; 2BW: all 1), then
-  (1/T)Σ E‖∇f(x_t)‖_* ≤ Δ₀/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + Lη[1/2 + 2(1−α)/α] + 2ηΣ_{l,k} r_l L_lk r_k τ_k,    L = Σ r_l L_lk r_k
-    metric "average"
- so the delay that counts is the curvature-weighted mean τ̄ = Σ_k (Σ_l r_l L_lk r_k)τ_k / L. With all τ_k = τ it is Theorem 1(a).
+  (1/T)Σ E‖∇f(x_t)‖_* ≤ Δ₀/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + Lη[1/2 + 2(1−α)/α] + 2ηΣ_{l,k} r_l L_lk r_k τ_k
+ with L = Σ r_l L_lk r_k (metric "average"), so the delay that counts is the curvature-weighted mean τ̄ = Σ_k (Σ_l r_l L_lk r_k)τ_k / L. With all τ_k = τ it is Theorem 1(a).
 Proof. ‖Σ_j w_{t,j}(∇f(x-stale_{t−j}) − ∇f(x_t))‖_* ≤ Σ_l r_l Σ_k L_lk Σ_j w_{t,j}‖x^k_{t−j−τ_k} − x^k_t‖_(k) ≤ ηΣ_{l,k}
-  r_lL_lkr_k[(1−α)/α + τ_k], since ‖x^k_t − x^k_s‖_(k) ≤ ηr_k(t−s).
-Then the proof of Theorem 1(a). ∎
+r_lL_lkr_k[(1−α)/α + τ_k], since ‖x^k_t − x^k_s‖_(k) ≤ ηr_k(t−s). Then the proof of Theorem 1(a). ∎
 """
 
 from dataclasses import dataclass

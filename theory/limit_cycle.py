@@ -2,24 +2,20 @@
 for momentum.
 
 Statement. f = (L/2)x², α = 1, σ = 0, u_t = sign(x_{t−τ}), x₀ > 0 not a multiple of η. The iterates become periodic with period 4τ+2,
-  between r−(τ+1)η and r+τη, r = x₀ mod η, and
-  mean |f'(x_t)| = Lη(2τ²+2τ+1)/(2(2τ+1)) ≥ Lη(2τ+1)/4,     whatever r is.                          (exact; a lower bound for every method
-    of this class)
+between r−(τ+1)η and r+τη, r = x₀ mod η, and
+  mean |f'(x_t)| = Lη(2τ²+2τ+1)/(2(2τ+1)) ≥ Lη(2τ+1)/4,     whatever r is: exact, a lower bound for the method.
 Proof (η = 1). When x first goes below 0, at r−1, the sign in use stays +1 for τ more steps, so x reaches r−(τ+1); symmetrically up to
-  r+τ. One period visits the two extremes once
-and the 2τ points between twice: [(τ+r) + (τ+1−r) + 2Σ_{k=0}^{τ−1}(k+r) + 2Σ_{k=1}^{τ}(k−r)]/(4τ+2). ∎
+r+τ. One period visits the two extremes once and the 2τ points between twice: [(τ+r) + (τ+1−r) + 2Σ_{k=0}^{τ−1}(k+r) +
+2Σ_{k=1}^{τ}(k−r)]/(4τ+2). ∎
 Theorem 1(b) gives Lη(1/2+τ) as T → ∞: bound/exact = (2τ+1)²/(2τ²+2τ+1) = 1 (τ = 0), 1.8 (τ = 1), → 2. In any geometry whose lmo acts
-  coordinate by coordinate on a separable f
-(ℓ_∞; spectral on diagonal matrices) coordinates with different phases r keep *every* iterate at that mean: the minimum over t is then as
-  bad (theory/separable.py).
-On this instance error feedback is worse at x (mean|x| = 1.5η against 0.833η at τ = 1); at z the mean depends on the phase r, 0.51η …
-  0.99η, 0.75η on average over phases.
+coordinate by coordinate on a separable f (ℓ_∞; spectral on diagonal matrices) coordinates with different phases r keep *every* iterate at
+that mean: the minimum over t is then as bad (theory/separable.py). On this instance error feedback is worse at x (mean|x| = 1.5η against
+0.833η at τ = 1); at z the mean depends on the phase r, 0.51η … 0.99η, 0.75η on average over phases.
 
 Heuristic (describing function, not proved). u = sign of the momentum near a sharp valley, curvature λ: the cycle sits where the linear
-  loop of theory/stability.py is marginal,
-amplitude A_z = (2η/π)/sin(ω_c/2) with sin²(ω_c/2) = (α + θh*)/4: A_z ≈ (4/π)η/√(α + θh*). Uncorrected (4/π)ηα^{−1/2}, corrected
-  ~ηα^{−1/4}: a delayed LMO method pays a factor
-α^{−1/2} in amplitude in sharp, quiet directions, never stability. (For AdamW the same argument is exact and far worse: theory/adam.py.)
+loop of theory/stability.py is marginal, amplitude A_z = (2η/π)/sin(ω_c/2) with sin²(ω_c/2) = (α + θh*)/4: A_z ≈ (4/π)η/√(α + θh*).
+Uncorrected (4/π)ηα^{−1/2}, corrected ~ηα^{−1/4}: a delayed LMO method pays a factor α^{−1/2} in amplitude in sharp, quiet directions,
+never stability. (For AdamW the same argument is exact and far worse: theory/adam.py.)
 """
 
 from fractions import Fraction

@@ -15,11 +15,10 @@ Proof. Lemma 1: for x⁺ = x − ηd, ‖d‖ ≤ κ, ⟨M, d⟩ ≥ q‖M‖_* 
      f(x⁺) ≤ f(x) − ηq‖∇f(y)‖_* + ηq‖M − ∇f(y)‖_* + ηκ‖M − ∇f(x)‖_* + Lκ²η²/2.
    [A2 gives f(x⁺) ≤ f(x) − η⟨∇f(x), d⟩ + Lκ²η²/2; ⟨∇f(x), d⟩ = ⟨M, d⟩ − ⟨M − ∇f(x), d⟩ ≥ q‖M‖_* − κ‖M − ∇f(x)‖_*; and ‖M‖_* ≥ ‖∇f(y)‖_* −
    ‖M − ∇f(y)‖_*.] Use it with q = κ = 1 and y = x_t (a), x_{t−τ} (b), x_{t−τ−k} (c); sum over t < T, f(x_T) ≥ f_*, divide by ηT. It
-     remains to
-   bound the two errors. M_t − ∇f(x_t) = noise + Σ_j w_{t,j}(∇f(x_{t−j−τ}) − ∇f(x_t)): noise ≤ ρσ(√(α/(2−α)) + (1−α)^t) by Lemma 2 and
-   √(a+b) ≤ √a + √b, and Σ_t (1−α)^t ≤ 1/α; drift ≤ LηΣ_j w_{t,j}(j + τ) ≤ Lη[(1−α)/α + τ] because ‖x_t − x_s‖ ≤ η(t − s). Against x_{t−τ}
-     the
-   drift is LηΣ w_j j, against x_{t−τ−k} it is LηΣ w_j|j − k|; E|J − k| = k − EJ + 2E(J − k)⁺ and E(J − k)⁺ = (1−α)^{k+1}/α. ∎
+   remains to bound the two errors. M_t − ∇f(x_t) = noise + Σ_j w_{t,j}(∇f(x_{t−j−τ}) − ∇f(x_t)): noise ≤ ρσ(√(α/(2−α)) + (1−α)^t) by
+   Lemma 2 and √(a+b) ≤ √a + √b, and Σ_t (1−α)^t ≤ 1/α; drift ≤ LηΣ_j w_{t,j}(j + τ) ≤ Lη[(1−α)/α + τ] because ‖x_t − x_s‖ ≤ η(t − s).
+   Against x_{t−τ} the drift is LηΣ w_j j, against x_{t−τ−k} it is LηΣ w_j|j − k|; E|J − k| = k − EJ + 2E(J − k)⁺ and E(J − k)⁺ =
+   (1−α)^{k+1}/α. ∎
 
 The delay costs one additive term, τLη in (b), beside the 2(1−α)Lη/α that momentum pays anyway, and no step size is forbidden.
 Tightness. (b) is exact up to Lη/T (τ = 1) on a quadratic descended monotonely: `check_sharp`; theory/limit_cycle.py for the long run.

@@ -1,18 +1,16 @@
 """Does high momentum protect from the delay, or expose to it? Two predictions with numbers, and where one turns into the other. Ours.
 
 Bounds (Corollary 1.1): the delay adds τLη beside 2(1−α)Lη/α: at fixed α the iterations for an equal guarantee grow by the factor 1 +
-  2ατ/(4−3α): ×3 at β = 0, ×1.054 at β = 0.9,
-×1.026 at 0.95: high momentum *protects* (in relative terms: momentum's own lag has become the larger cost).
-Linear model (Theorems 8, 9): the stable range falls from ηλ < 2(1+β)/(1−β) to ηλ < 1 at every β: high momentum *exposes*, by the ratio
-  2(1+β)/(1−β) = 2, 38, 78 at β = 0, 0.9, 0.95. Below the edge the
-delay multiplies the stationary variance by about 1/(1−ηλ), whatever β is.
+2ατ/(4−3α): ×3 at β = 0, ×1.054 at β = 0.9, ×1.026 at 0.95: high momentum *protects* (in relative terms: momentum's own lag has become the
+larger cost). Linear model (Theorems 8, 9): the stable range falls from ηλ < 2(1+β)/(1−β) to ηλ < 1 at every β: high momentum *exposes*,
+by the ratio 2(1+β)/(1−β) = 2, 38, 78 at β = 0, 0.9, 0.95. Below the edge the delay multiplies the stationary variance by about 1/(1−ηλ),
+whatever β is.
 Which one holds is decided by one number: ηλ_max of the synchronously tuned run, in the optimizer's own metric (λ of P⁻¹H).
-  ηλ_max ≪ 1 (noise-limited: large noise or short runs)   the tuned gap is about first order in ηλ and flat in β; the correction removes
-    it at z;
+  ηλ_max ≪ 1 (noise-limited: large noise or short runs)   the tuned gap is about first order in ηλ and flat in β;
+                                                           the correction removes it at z;
   ηλ_max > 1 (curvature-limited: little noise, long runs)  the delayed optimum must step back to ηλ_max < 1, and the gap grows with β.
 `exact_loss` computes E f(x_T) of SGD with momentum on a spectrum exactly (second moments by repeated squaring: no simulation, no sampling
-  error); `tuned_gaps` minimises over η in each scheme. `lmo_gaps` does the same for a
-Muon-like method by simulation with a linearly decaying step. Predictions for the `momentum` experiment: `predictions`.
+error); `tuned_gaps` minimises over η in each scheme. `lmo_gaps` does the same for a Muon-like method by simulation with a linearly decaying step. Predictions for the `momentum` experiment: `predictions`.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Random test functions with exactly known or proved constants, in batches: f (B, m, n) → (B,), grad (B, m, n) → (B, m, n), float64.
 
-f(X) = scale · Σ_ij φ((S(X − C))_ij) with S symmetric, P = S², |φ''| ≤ 1, φ ≥ φ(0) = 0, so f_* = 0 at X = C. Kinds φ:
-QUADRATIC u²/2 (convex), LOGARITHM ½ log(1 + u²) (non-convex), STAR 0.2u² + 0.6(1 − cos u) (non-convex, but star-convex around 0:
-uφ' − φ = ∫₀^u sφ''(s) ds > 0, checked in tests). For all, ⟨Z, ∇f(X) − ∇f(Y)⟩ = scale ⟨SZ, W∘S(X−Y)⟩ with |W| ≤ 1, hence
-|…| ≤ scale ‖SZ‖_F ‖S(X−Y)‖_F ≤ scale (max_{‖D‖≤1} ‖SD‖_F²) ‖X − Y‖ for ‖Z‖ ≤ 1: A2 holds with L = scale max_{‖D‖≤1} ⟨D, P D⟩.
+f(X) = scale · Σ_ij φ((S(X − C))_ij) with S symmetric, P = S², |φ''| ≤ 1, φ ≥ φ(0) = 0, so f_* = 0 at X = C. Kinds φ: QUADRATIC u²/2
+(convex), LOGARITHM ½ log(1 + u²) (non-convex), STAR 0.2u² + 0.6(1 − cos u) (non-convex, but star-convex around 0: uφ' − φ = ∫₀^u sφ''(s)
+ds > 0, checked in tests). For all, ⟨Z, ∇f(X) − ∇f(Y)⟩ = scale ⟨SZ, W∘S(X−Y)⟩ with |W| ≤ 1, hence |…| ≤ scale ‖SZ‖_F ‖S(X−Y)‖_F ≤ scale
+(max_{‖D‖≤1} ‖SD‖_F²) ‖X − Y‖ for ‖Z‖ ≤ 1: A2 holds with L = scale max_{‖D‖≤1} ⟨D, P D⟩.
 """
 
 from dataclasses import dataclass

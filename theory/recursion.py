@@ -5,8 +5,8 @@ Algorithm D(τ), corrected: for t = 0, 1, …  (x_s := x₀ for s < 0)
     x_{t+1} = (1 − ηλ) x_t − η[u_t + θ(u_t − u_{t−k})]
 θ: update-level correction U(θ) with lag k (the paper's error feedback is θ = 1, k = 1). The first k steps come in two conventions:
     start="zero":   u_s := 0 for s < 0    (the formula read literally; the first step is (1+θ)ηu₀)
-    start="first":  u_s := u_0 for s < 0  (the first step is uncorrected, what onelag.delay and the paper's description do)
-Virtual iterate: z_t = x_t + θη Σ_{i=1}^k u_{t−i}, which obeys z_{t+1} = z_t − ηu_t exactly when λ = 0 (Proposition E2).
+    start="first":  u_s := u_0 for s < 0  (the first step is uncorrected, what onelag.delay and the paper's description do) Virtual
+    iterate: z_t = x_t + θη Σ_{i=1}^k u_{t−i}, which obeys z_{t+1} = z_t − ηu_t exactly when λ = 0 (Proposition E2).
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Rule:
     """One rule of the family. Arrays are per instance, shape (B,); scalars are broadcast.
 
     eta, alpha: step and EMA weight (β = 1 − α). delay: τ. theta, lag: update-level correction. inner: gradient-level correction, M +
-      inner·(M − M₋)
-    (Nesterov is inner = 1 − α). momentum: "first-gradient" or "zero" start. start: see above. decay: λ of decoupled weight decay.
+    inner·(M − M₋) (Nesterov is inner = 1 − α). momentum: "first-gradient" or "zero" start. start: see above. decay: λ of decoupled weight
+    decay.
     """
 
     eta: ndarray | float
@@ -100,8 +100,8 @@ def _earlier(u: list[ndarray], index: int, start: str) -> ndarray:
 def weighted_staleness(path: Path, geometry) -> ndarray:
     """δ̄ of Theorem 3, (B,): the mean over t of Σ_j w_{t,j}‖S_{t−j}‖, with the exact treatment of the first step.
 
-    The kernel's age-t part (the gradients at x₀) is bounded directly: ‖z_t − x₀‖ ≤ η(t + excess_t), with excess 0 for start="zero", and for
-    start="first" excess_0 = kθ, excess_t = max(0, |1 − kθ| − 1) later (the path from x₀ to z_t passes u_0 with weight 1 − kθ).
+    The kernel's age-t part (the gradients at x₀) is bounded directly: ‖z_t − x₀‖ ≤ η(t + excess_t), with excess 0 for start="zero", and
+    for start="first" excess_0 = kθ, excess_t = max(0, |1 − kθ| − 1) later (the path from x₀ to z_t passes u_0 with weight 1 − kθ).
     """
     rule, S = path.rule, path.staleness(geometry)
     alpha, inner, theta = (np.broadcast_to(np.asarray(v, float), S.shape[1:]) for v in (rule.alpha, rule.inner, rule.theta))

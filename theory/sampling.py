@@ -48,7 +48,8 @@ class Sample:
 
     def compare(self, label: str, path: Path, points: ndarray, bound: Callable[..., Bound], errors: float = 2.0, **options) -> list[Rows]:
         """Two comparisons. "path": each run against the bound with its own noise norms in place of the noise terms: no expectation, must
-        hold on every path. "mean": the average over noise seeds against the bound as printed. `errors`: how often the noise enters (2)."""
+        hold on every path. "mean": the average over noise seeds against the bound as printed. `errors`: how often the noise enters
+        (2)."""
         rule = path.rule
         inputs = (self.problem.delta0, self.problem.L, rule.eta, rule.alpha)
         measured = self.measured(points)

@@ -1,17 +1,15 @@
 """The lower side of the LMO worst case: the exact optimum over separable functions, and the function that attains it. Ours.
 
 Class. f(x) = Σ_k φ_k(x_k) in ℓ_∞ (equally on the diagonal of matrices in the spectral norm, so in Muon's geometry): f is L-smooth with L
-  = Σ_k L_k when φ_k is L_k-smooth, ‖∇f‖_* = Σ_k|φ_k'|, and the lmo acts coordinate by
-coordinate, so every coordinate runs the one-dimensional method with its own signs. Within this class the worst case is a convex program,
-  solved here exactly (Clarabel, second-order cones):
-  for each pattern of signs s the path is known (γ = 1), and (f_i, g_i) are values of an L_s-smooth φ ≥ 0 iff                    (Taylor,
-    Hendrickx, Glineur 2017, μ = −L)
+= Σ_k L_k when φ_k is L_k-smooth, ‖∇f‖_* = Σ_k|φ_k'|, and the lmo acts coordinate by coordinate, so every coordinate runs the
+one-dimensional method with its own signs. Within this class the worst case is a convex program, solved here exactly (Clarabel,
+second-order cones):
+  for each pattern of signs s the path is known (γ = 1), and (f_i, g_i) are values of an L_s-smooth φ ≥ 0 iff (Taylor, Hendrickx, Glineur 2017, μ = −L)
      f_i ≥ f_j + ½(g_i + g_j)(x_i − x_j) + (g_i − g_j)²/(4L_s) − L_s(x_i − x_j)²/4 for all i, j,   and   f_i ≥ g_i²/(2L_s);
   these are jointly convex in (f, g, L_s), so one program mixes all patterns: Σ_s L_s = 1, maximise (min_t or mean_t of Σ_s |g^s_t|) −
-    Δ₀/N with Δ₀ = Σ_s f^s_0: the worst constant over all Δ₀.
-Mixing matters for the minimum: coordinates in different phases keep every iterate bad, which one coordinate cannot.
-The optimum is an instance, not a relaxation: `instance` rebuilds each φ_k as a C¹ piecewise quadratic of curvature ±L_k, and `replay`
-  runs the method on it. At a gradient of exactly 0 the lmo may pick either sign (any
+  Δ₀/N with Δ₀ = Σ_s f^s_0: the worst constant over all Δ₀. Mixing matters for the minimum: coordinates in different phases keep every
+  iterate bad, which one coordinate cannot. The optimum is an instance, not a relaxation: `Piecewise` rebuilds each φ_k as a C¹ piecewise
+  quadratic of curvature ±L_k, and `replay` runs the method on it. At a gradient of exactly 0 the lmo may pick either sign (any
 selection); replay uses the pattern's sign there.
 """
 
@@ -128,9 +126,8 @@ class Piecewise:
     """The C¹ function through (x_i, f_i, g_i) with curvature ±L and infimum min_i(f_i − g_i²/(2L)).
 
     Between neighbours the slope first rises with L, then falls with L, then rises with L again; the switch is placed so that f_j comes
-      out right. All its local minima
-    lie on a rising piece that contains a data point, hence the infimum. Outside the data the slope goes to 0 with curvature L and stays
-      there.
+    out right. All its local minima lie on a rising piece that contains a data point, hence the infimum. Outside the data the slope goes
+    to 0 with curvature L and stays there.
     """
 
     def __init__(self, x: np.ndarray, f: np.ndarray, g: np.ndarray, L: float):
@@ -188,8 +185,7 @@ class Piecewise:
 
 
 def replay(method: Method, found: Optimum) -> dict[str, float]:
-    """Runs the method on the rebuilt function: measured minimum and average of ‖∇f(x_t)‖_* over t < N, Δ₀ = f(x_0) − inf f, and L = ΣL_k.
-    """
+    """Runs the method on the rebuilt function: measured minimum and average of ‖∇f(x_t)‖_* over t < N, Δ₀ = f(x_0) − inf f, and L = ΣL_k."""
     functions = [Piecewise(c.x, c.f, c.g, c.L) for c in found.coordinates]
     at = np.zeros((1, len(functions)))
     slopes = []

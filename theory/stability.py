@@ -2,32 +2,29 @@
 classical.
 
 Setting. f = (λ/2)x²; m_{t+1} = βm_t + (1−β)g_t; direction m_{t+1} (EMA; heavy ball with step γ = (1−β)η) or βm_{t+1} + (1−β)g_t
-  (Nesterov); h := (1−β)ηλ = γλ; delay τ; correction U(θ),
-lag 1. Everything is linear, so G(θ) = U(θ) here. Characteristic polynomials (`polynomial`):
+(Nesterov); h := (1−β)ηλ = γλ; delay τ; correction U(θ), lag 1. Everything is linear, so G(θ) = U(θ) here. Characteristic polynomials
+(`polynomial`):
   EMA            z^τ(z−1)(z−β) + hz                        ×C(z) on the second summand, C = (1+θ) − θ/z, for U(θ);
   Nesterov       z^τ(z−1)(z−β) + h((1+β)z − β)             the same.
 Statement. Asymptotically stable iff 0 < h < h*, with                                                               (ηλ = h/(1−β))
  1. EMA, τ=0: h* = 2(1+β), ηλ < 2(1+β)/(1−β).      2. EMA, τ=1: h* = 1−β, i.e. ηλ < 1 for *every* β.
  3. EMA, τ=1, U(θ): h* = [−(1−βθ) + √((1−βθ)² + 4θ²(1−β))]/(2θ²); θ = 1: ηλ < (√(1 + 4/(1−β)) − 1)/2; at β = 0 the golden ratio 0.618 < 1.
-   U(1) enlarges the range iff β > 1/2.
+    U(1) enlarges the range iff β > 1/2.
  4. Best θ: θ* = 2β/(2−β)², h* = (2−β)²/4, ηλ < (2−β)²/(4(1−β)); θ* = 1 at β = 3−√5.
  5. Nesterov, τ=0: h* = 2(1+β)/(1+2β). Nesterov, τ=1: item 3 with θ = β (the same polynomial).
  6. Nesterov, τ=1, U(1): h* = smallest positive root of D(h) = 1−β − h(1−3β²+β³) − h²(1+β+2β²−2β³) − h³(2β²+β³); → 1/3 as β → 1.
  7. β = 0, any τ: ηλ < 2 sin(π/(2(2τ+1))). EMA, τ ≥ 1: h* = |e^{iω}−1||e^{iω}−β| at the smallest ω > 0 with (τ−1)ω + π/2 + ω/2 +
-   arg(e^{iω}−β) = π.
+    arg(e^{iω}−β) = π.
 Proof. 1, 2, 5: Jury's conditions for quadratics. 3: z³+Az²+Bz+C with A = −(1+β), B = β+h(1+θ), C = −θh: p(1) = h > 0, p(−1) < 0, B−AC =
-  β+h(1−βθ), and
-1−C²−(B−AC) = (1−β)−(1−βθ)h−θ²h² =: J(h). In y = θh, J is concave, > 0 at 0 and = −1/θ < 0 at 1, so J > 0 and h > 0 imply |C| = y < 1;
-  then B−AC ≥ β+h−βy > h > −(1−C²) as well. Stable iff
-J > 0 iff h < h*. β > 1/2: (√(1+4/(1−β))−1)/2 > 1 ⇔ 4/(1−β) > 8. 4: ∂J/∂θ = 0 ⇒ h = β/(2θ); substitute. 6: stable for small h; p(1) = h ≠
-  0, p(−1) = 2(1+β)+3h(1+2β) ≠ 0, so the first exit is by
-a complex pair, and Π_{i<j}(1−z_iz_j) = det(X−Y) = D (Jury's inner determinant). 7: the boundary crossing e^{iω} of smallest h. ∎
+β+h(1−βθ), and 1−C²−(B−AC) = (1−β)−(1−βθ)h−θ²h² =: J(h). In y = θh, J is concave, > 0 at 0 and = −1/θ < 0 at 1, so J > 0 and h > 0 imply
+|C| = y < 1; then B−AC ≥ β+h−βy > h > −(1−C²) as well. Stable iff J > 0 iff h < h*. β > 1/2: (√(1+4/(1−β))−1)/2 > 1 ⇔ 4/(1−β) > 8. 4:
+∂J/∂θ = 0 ⇒ h = β/(2θ); substitute. 6: stable for small h; p(1) = h ≠ 0, p(−1) = 2(1+β)+3h(1+2β) ≠ 0, so the first exit is by a complex
+pair, and Π_{i<j}(1−z_iz_j) = det(X−Y) = D (Jury's inner determinant). 7: the boundary crossing e^{iω} of smallest h. ∎
 Certification: `exact_limit` bisects h with Jury's test in rational arithmetic, independent of every formula here and of floating-point
-  roots.
+roots.
 Reading. (i) One step of delay collapses the stable range of EMA momentum from 2(1+β)/(1−β) to 1: high momentum makes a linear optimizer
-  more fragile, not less. (ii) The correction or Nesterov alone
-recovers (1−β)^{−1/2}; both together (1/3)/(1−β). (iii) Without momentum the correction hurts; the crossing is β = 1/2, the 60° rule of
-  Theorem 3 with c = β.
+more fragile, not less. (ii) The correction or Nesterov alone recovers (1−β)^{−1/2}; both together (1/3)/(1−β). (iii) Without momentum the
+correction hurts; the crossing is β = 1/2, the 60° rule of Theorem 3 with c = β.
 """
 
 from fractions import Fraction

@@ -6,8 +6,7 @@ Theorem 1(a) is a chain of inequalities; along a run each link can be measured:
   drift       allowed 2Lη[(1−α)/α + τ]               used 2·mean ‖(M_t − noise) − ∇f(x_t)‖_*          (momentum and delay together)
   curvature   allowed Lη/2                           used mean of f(x_{t+1}) − f(x_t) + η⟨∇f(x_t), u_t⟩, over η
 The used terms still bound the mean gradient (Lemma 1); what then remains, (sum of used)/(mean ‖∇f‖_*), is the loss of Lemma 1's duality
-  step. The language model's rows come from
-code/onelag/experiments/theory_tightness.py with estimated L, σ, ρ, in the same form.
+step. The language model's rows come from code/onelag/experiments/theory_tightness.py with estimated L, σ, ρ, in the same form.
 """
 
 import numpy as np

@@ -1,10 +1,9 @@
 """Theorem 3. The correction after the optimizer (the paper's error feedback is θ = 1, lag 1), any norm, stochastic, non-convex. Ours.
 
 Setting. Assumptions of theory/lmo_delay.py; x_{t+1} = x_t − η[u_t + θ(u_t − u_{t−k})], gradients at x_{t−τ}, θ ≥ 0, first-gradient
-  momentum start.
-z_t = x_t + θηΣ_{i=1}^k u_{t−i} obeys z_{t+1} = z_t − ηu_t (Proposition E2). Staleness: z_t − x_{t−τ} = −ηS_t, for τ = k = 1 S_t = u_{t−1}
-  − θu_{t−2}.
-δ̄ := (1/T)Σ_t Σ_j w_{t,j} E‖S_{t−j}‖ (theory.recursion.weighted_staleness; always ≤ τ + kθ); one inner product per step to measure.
+momentum start. z_t = x_t + θηΣ_{i=1}^k u_{t−i} obeys z_{t+1} = z_t − ηu_t (Proposition E2). Staleness: z_t − x_{t−τ} = −ηS_t, for τ = k =
+1 S_t = u_{t−1} − θu_{t−2}. δ̄ := (1/T)Σ_t Σ_j w_{t,j} E‖S_{t−j}‖ (theory.recursion.weighted_staleness; always ≤ τ + kθ); one inner
+product per step to measure.
 
 Guarantee, any η > 0, T ≥ 1:
  (a)   (1/T)Σ E‖∇f(z_t)‖_*     ≤ Δ_z/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + Lη[1/2 + 2(1−α)/α + 2δ̄]                     metric "average" (at z)
@@ -12,22 +11,18 @@ Guarantee, any η > 0, T ≥ 1:
  (a_x) (1/T)Σ E‖∇f(x_t)‖_*     ≤ (a) + kθLη                                                                        metric "average-x"
  (b)   (1/T)Σ E‖∇f(x_{t−τ})‖_* ≤ the same with Lη[1/2 + 2(1−α)/α + δ̄ + D̄],                                        metric "average-stale"
        D̄ = (1/T)Σ_t Σ_j w_{t,j} E‖p_{t−τ} − p_{t−τ−j}‖, p_s = θΣ_{i=1}^k u_{s−i} (0 if α = 1).
- Δ_z = Δ₀ for start="zero"; for start="first" (first step uncorrected, as implemented) Δ_z = (√Δ₀ + kθη√(L/2))², and at θ = k = 1 the chain
- z_1, z_2, … starts at x₀, so "zero"'s guarantee holds with one step more. The notes treat "zero" only; "first" is what runs.
+ Δ_z = Δ₀ for start="zero"; for start="first" (first step uncorrected, as implemented) Δ_z = (√Δ₀ + kθη√(L/2))², and at θ = k = 1 the
+ chain z_1, z_2, … starts at x₀, so "zero"'s guarantee holds with one step more.
 Proof. The gradient of age j was taken at x_s, s = (t−j−τ)⁺, and z_t − x_s = (z_t − z_{t−j}) + (z_{t−j} − x_s) = −η[Σ_{i=1}^{j}u_{t−i} +
-  S_{t−j}]; hence
-the drift against ∇f(z_t) is ≤ LηΣ_j w_{t,j}(j + ‖S_{t−j}‖). Lemma 1 on the chain z with y = z_t, Lemma 2 for the noise, f(z_T) ≥ f_*:
-  (a). (a_N): go
-through z_t + ηΣ_{i≤j}u_{t−i} and use A2′ on the second leg. (a_x): ‖z_t − x_t‖ ≤ kθη. (b): y = x_{t−τ}; x_s = z_s − ηp_s gives ‖x_{t−τ} −
-  x_{t−τ−j}‖ ≤ η(j + ‖p_{t−τ} − p_{t−τ−j}‖);
-the descent error keeps ∇f(z_t) (one δ̄). start="first": f(z_0) = f(x₀ + kθηu_0) ≤ f(x₀) + kθη‖∇f(x₀)‖_* + L(kθη)²/2 and ‖∇f(x₀)‖_*² ≤
-  2LΔ₀. ∎
+S_{t−j}]; hence the drift against ∇f(z_t) is ≤ LηΣ_j w_{t,j}(j + ‖S_{t−j}‖). Lemma 1 on the chain z with y = z_t, Lemma 2 for the noise,
+f(z_T) ≥ f_*: (a). (a_N): go through z_t + ηΣ_{i≤j}u_{t−i} and use A2′ on the second leg. (a_x): ‖z_t − x_t‖ ≤ kθη. (b): y = x_{t−τ}; x_s = z_s − ηp_s gives ‖x_{t−τ} −
+x_{t−τ−j}‖ ≤ η(j + ‖p_{t−τ} − p_{t−τ−j}‖); the descent error keeps ∇f(z_t) (one δ̄). start="first": f(z_0) = f(x₀ + kθηu_0) ≤ f(x₀) +
+kθη‖∇f(x₀)‖_* + L(kθη)²/2 and ‖∇f(x₀)‖_*² ≤ 2LΔ₀. ∎
 
 When it helps (τ = 1). (a) against Theorem 1(a): iff δ̄ < 1. (a) against the sharper 1(b): iff δ̄ < 1/2. Worst case δ̄ = 1 + θ: as bad as
-  one more step
-of delay, never worse. Without an assumption on successive updates the worst case does not show the correction helping
-  (theory/worst_case_lmo.py).
-In an inner-product geometry ‖u_s − θu_{s−1}‖² = 1 + θ² − 2θc: shorter than 1 iff θ < 2c; θ = 1 iff the angle is under 60°; best θ = c.
+one more step of delay, never worse. Without an assumption on successive updates the worst case does not show the correction helping
+(theory/worst_case_lmo.py). In an inner-product geometry ‖u_s − θu_{s−1}‖² = 1 + θ² − 2θc: shorter than 1 iff θ < 2c; θ = 1 iff the angle
+is under 60°; best θ = c.
 """
 
 from dataclasses import replace

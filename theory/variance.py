@@ -1,23 +1,22 @@
 """Theorem 9. Stationary variance of the quadratic model under gradient noise, with momentum, delay and correction. Ours (proved here).
 
 Setting. As theory/stability.py, with gradients λx_{t−τ} + n_t, n_t independent of variance σ²; s := (1−β)ησ, h = (1−β)ηλ. Stationary Var,
-  h below the stability limit:
+h below the stability limit:
   EMA τ=0:  s²(1+β)/((1−β)h(2(1+β)−h))                      EMA τ=1:  s²(1+β+h)/((1−β−h)h(2(1+β)+h))
   ratio τ=1 : τ=0 is (1 − x²/(2+x))/(1−ηλ), x = h/(1+β): about 1/(1−ηλ), at every β
   EMA τ=1, U(θ), with 𝒟 = h(2(1+β) + h(1+2θ))·[(1−β) − (1−βθ)h − θ²h²]:
     at z  s²(1+β+h−βθh−θ²h²)/𝒟            at x  s²(1+β+h−βθh+2θh+2θ²h+θ²h²+2θ³h²)/𝒟
   Nesterov τ=0:  s²(1+β+βh+2β²h)/(h(1−β+βh)(2(1+β)−(1+2β)h))
 First-order law. For any direction filter F(z) = Σ_j w_j z^{−j}, Σw = 1, exponentially decaying (EMA, Nesterov, …), any τ, lag-1
-  correction θ:
+correction θ:
   Var_z/Var_0 = 1 + (τ − θ)ηλ + O((ηλ)²), Var_0 undelayed with the same F.   U(1) cancels the first-order excess of a one-step delay at z.
-  At x (EMA, τ=1): 1 + ηλ[(1+β) + θ(1−3β) + 2θ²(1−β)]/(1+β) + O: at θ = 1 1 + 4ηλ(1−β)/(1+β), better than uncorrected iff β > 3/5.
-Proof of the law. With ε = ηλ, C = (1+θ) − θz⁻¹: H_z = −ηF/𝔇, 𝔇(z) = z−1+εFCz^{−τ}, Var = σ²∮H(z)H(1/z)dz/(2πiz). Slow pole z_* =
-  1−ε+O(ε²). FC(1+δ) = 1−μδ+O(δ²), μ = μ_F − θ the mean age
+  At x (EMA, τ=1): 1 + ηλ[(1+β) + θ(1−3β) + 2θ²(1−β)]/(1+β) + O: at θ = 1 1 + 4ηλ(1−β)/(1+β), better than uncorrected iff β > 3/5. Proof
+  of the law. With ε = ηλ, C = (1+θ) − θz⁻¹: H_z = −ηF/𝔇, 𝔇(z) = z−1+εFCz^{−τ}, Var = σ²∮H(z)H(1/z)dz/(2πiz). Slow pole z_* = 1−ε+O(ε²).
+  FC(1+δ) = 1−μδ+O(δ²), μ = μ_F − θ the mean age
 of FC. 𝔇'(z_*) = 1−ε(μ+τ)+O(ε²); 𝔇(1/z_*) = 2ε+ε²+O(ε³), the (μ+τ) terms cancel; F(z_*)F(1/z_*) = 1+O(ε²); 1/z_* = 1+ε+O(ε²). Slow
-  residue: (η²σ²/2ε)[1 + ε(μ_F−θ+τ+1/2) + O(ε²)].
-All other poles stay inside a circle |z| = r < 1 on which 𝔇 → z−1 uniformly, and give η²σ²c(F) + O(ε) with c(F) free of τ, θ. Divide by
-  the case τ = θ = 0. ∎ (At x the numerator is FC and c
-depends on θ: hence the other slope.)
+residue: (η²σ²/2ε)[1 + ε(μ_F−θ+τ+1/2) + O(ε²)]. All other poles stay inside a circle |z| = r < 1 on which 𝔇 → z−1 uniformly, and give
+η²σ²c(F) + O(ε) with c(F) free of τ, θ. Divide by the case τ = θ = 0. ∎ (At x the numerator is FC and c depends on θ: hence the other
+slope.)
 """
 
 import numpy as np

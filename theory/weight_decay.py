@@ -2,28 +2,20 @@
 ε⁻³.
 
 Setting. Assumptions of theory/lmo_delay.py; y_{t+1} = (1−ηλ)y_t − ηu_t, ηλ ≤ 1, D := 1/λ, ‖y_0‖ ≤ D, first-gradient start. Gradients at
-  x_{t−τ}, where
-x_s = y_s − θ(y_{s−1} − y_s): θ = 0 is the plain method (x = y), θ > 0 the correction in its lookahead form (theory/equivalence.py, E5),
-  x_0 = y_0.
-G(y) := max_{‖v‖≤D}⟨∇f(y), y − v⟩ = ⟨∇f(y), y⟩ + D‖∇f(y)‖_* (Frank–Wolfe gap). δ̄ := (1/T)Σ_t Σ_j w_{t,j} E‖y_{t−j} − x_{t−j−τ}‖/η: always
-  ≤ 2(τ + θ),
-and ≤ 2τ without correction. Then ‖y_t‖ ≤ D for all t, and
+x_{t−τ}, where x_s = y_s − θ(y_{s−1} − y_s): θ = 0 is the plain method (x = y), θ > 0 the correction in its lookahead form
+(theory/equivalence.py, E5), x_0 = y_0. G(y) := max_{‖v‖≤D}⟨∇f(y), y − v⟩ = ⟨∇f(y), y⟩ + D‖∇f(y)‖_* (Frank–Wolfe gap). δ̄ := (1/T)Σ_t Σ_j
+w_{t,j} E‖y_{t−j} − x_{t−j−τ}‖/η: always ≤ 2(τ + θ), and ≤ 2τ without correction. Then ‖y_t‖ ≤ D for all t, and
  (a) (1/T)Σ E[λG(y_t)] ≤ Δ₀/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + 2Lη + 2Lη[2(1−α)/α + δ̄]                                        metric "gap"
- (b) if f is star-convex around a minimiser y_*, ‖y_*‖ ≤ D (f_* ≥ f(y) + … : f(y_*) ≥ f(y) + ⟨∇f(y), y_* − y⟩), with δ_max ≥ every Σ_j
-   w_{t,j}E‖·‖/η,
-     E f(y_T) − f_* ≤ (1−ηλ)^TΔ₀ + D{2ρσ√(α/(2−α)) + 2Lη + 2Lη[2(1−α)/α + δ_max]} + 2ηρσΣ_{t<T}(1−ηλ)^{T−1−t}(1−α)^t            metric
-       "last"
+ (b) if f is star-convex around a minimiser y_*, ‖y_*‖ ≤ D (f(y_*) ≥ f(y) + ⟨∇f(y), y_* − y⟩), with δ_max ≥ every
+     Σ_j w_{t,j}E‖y_{t−j} − x_{t−j−τ}‖/η:                                                                                  metric "last"
+     E f(y_T) − f_* ≤ (1−ηλ)^TΔ₀ + D{2ρσ√(α/(2−α)) + 2Lη + 2Lη[2(1−α)/α + δ_max]} + 2ηρσΣ_{t<T}(1−ηλ)^{T−1−t}(1−α)^t
      and the last sum is ≤ (1−ηλ)^T/(α−ηλ) for ηλ < α.
-The notes have θ = 0 (δ̄ = 2τ); the corrected case is the same proof.
 Proof. y_{t+1} = y_t + ηλ(v_t − y_t) with v_t = −Du_t, ‖v_t‖ ≤ D: convexity gives ‖y_{t+1}‖ ≤ D, and ‖y_{t+1} − y_t‖ ≤ 2η. The drift of
-  the gradient of age j against
-∇f(y_t) is ≤ L(‖y_t − y_{t−j}‖ + ‖y_{t−j} − x_{t−j−τ}‖) ≤ Lη(2j + ‖y_{t−j} − x_{t−j−τ}‖/η). A2: f(y_{t+1}) ≤ f(y_t) + ηλ⟨∇f(y_t), v_t −
-  y_t⟩ + L(2η)²/2. For v* = argmin_{‖v‖≤D}⟨∇f(y_t), v⟩ in (a),
-v* = y_* in (b): ⟨∇f(y_t), v_t − v*⟩ = ⟨M_t, v_t − v*⟩ + ⟨∇f(y_t) − M_t, v_t − v*⟩ ≤ 0 + 2D‖M_t − ∇f(y_t)‖_*, because v_t minimises ⟨M_t,
-  ·⟩ over the ball. So
-f(y_{t+1}) ≤ f(y_t) + ηλ⟨∇f(y_t), v* − y_t⟩ + 2η‖M_t − ∇f(y_t)‖_* + 2Lη². (a): the middle term is −ηλG(y_t); telescope. (b): it is ≤
-  −ηλ(f(y_t) − f_*); unroll with
-Σ_s(1−ηλ)^s ≤ D/η. ∎ (Muon's decay 0.1 makes D = 10 in units of the layer's step: the ball that training really is confined to.)
+the gradient of age j against ∇f(y_t) is ≤ L(‖y_t − y_{t−j}‖ + ‖y_{t−j} − x_{t−j−τ}‖) ≤ Lη(2j + ‖y_{t−j} − x_{t−j−τ}‖/η). A2: f(y_{t+1}) ≤
+f(y_t) + ηλ⟨∇f(y_t), v_t − y_t⟩ + L(2η)²/2. For v* = argmin_{‖v‖≤D}⟨∇f(y_t), v⟩ in (a), v* = y_* in (b): ⟨∇f(y_t), v_t − v*⟩ = ⟨M_t, v_t −
+v*⟩ + ⟨∇f(y_t) − M_t, v_t − v*⟩ ≤ 0 + 2D‖M_t − ∇f(y_t)‖_*, because v_t minimises ⟨M_t, ·⟩ over the ball. So f(y_{t+1}) ≤ f(y_t) +
+ηλ⟨∇f(y_t), v* − y_t⟩ + 2η‖M_t − ∇f(y_t)‖_* + 2Lη². (a): the middle term is −ηλG(y_t); telescope. (b): it is ≤ −ηλ(f(y_t) − f_*); unroll
+with Σ_s(1−ηλ)^s ≤ D/η. ∎ (Muon's decay 0.1 makes D = 10 in units of the layer's step: the ball that training is really confined to.)
 """
 
 import numpy as np
@@ -60,8 +52,7 @@ def recommended(epsilon, Delta, L, sigma, rho, radius, delay=1) -> dict:
 
     α = min{1, ε²/(64D²ρ²σ²)}, η = ε/(16DL(1/α+τ)), T = ⌈(D/η) ln max{4Δ₀/ε, ρσ/(DL), 1}⌉.
     Proof. 2Dρσ√(α/(2−α)) ≤ ε/4; DLη(2 + 4(1−α)/α + 4τ) ≤ 4DLη(1/α+τ) = ε/4; (1−ηλ)^TΔ₀ ≤ ε/4; ηλ ≤ εα/(16D²L) ≤ α/2, so the last term is
-      at most
-    4ηρσ(1−ηλ)^T/α ≤ ρσε(1−ηλ)^T/(4DL) ≤ ε/4. ∎
+       at most 4ηρσ(1−ηλ)^T/α ≤ ρσε(1−ηλ)^T/(4DL) ≤ ε/4. ∎
     """
     if np.any(epsilon > 8 * L * radius**2):
         raise ValueError("Corollary 2.1 needs epsilon <= 8 L D^2")
@@ -183,8 +174,7 @@ def _corollary(count: int, seed: int) -> Rows:
 
 
 def check_sharp() -> list[Sharp]:
-    """A linear f on the ball: (b) is an equality, f(y_T) − f_* = (1−ηλ)^TΔ₀; and λ → 0 with a far minimiser makes (a)'s start term exact.
-    """
+    """A linear f on the ball: (b) is an equality, f(y_T) − f_* = (1−ηλ)^TΔ₀; and λ → 0 with a far minimiser makes (a)'s start term exact."""
     found = []
     for geometry in (Spectral(3, 4), MaxNorm(4), Euclidean(4)):
         rng = np.random.default_rng(1)

@@ -1,17 +1,16 @@
 """Theorem P. Weight prediction with any predictor: only the prediction error enters. Ours (proved here; it contains Theorems 1 and 3).
 
 Setting. Assumptions of theory/lmo_delay.py. z_{t+1} = z_t − ηu_t; the gradient that arrives at step t was taken τ steps earlier, at the
-predicted point x_{t−τ} = z_{t−τ} − ηp_{t−τ}, where p_s is *any* vector made from what is known at step s. Prediction error
-e_s := Σ_{i=1}^τ u_{s−i} − p_{s−τ} (x_s = z_0 − ηp_0 and u_s = 0 for s < 0), δ̄ := (1/T)Σ_t Σ_j w_{t,j} E‖e_{t−j}‖.
+predicted point x_{t−τ} = z_{t−τ} − ηp_{t−τ}, where p_s is *any* vector made from what is known at step s. Prediction error e_s :=
+Σ_{i=1}^τ u_{s−i} − p_{s−τ} (x_s = z_0 − ηp_0 and u_s = 0 for s < 0), δ̄ := (1/T)Σ_t Σ_j w_{t,j} E‖e_{t−j}‖.
 Guarantee.  (1/T)Σ E‖∇f(z_t)‖_* ≤ Δ₀/(ηT) + 2ρσ√(α/(2−α)) + 2ρσ/(αT) + Lη[1/2 + 2(1−α)/α + 2δ̄]      (metric: average at z).
 Predictors. none p = 0: δ̄ ≤ τ, Theorem 1(a). last p = τu_{s−1} (SpecTrain, XPipe and onelag.delay.WeightPrediction; at τ = 1 the paper's
-  error feedback). window
-p = Σ_{i=1}^τ u_{s−i} (error feedback with lag τ). average p = τ·EMA(u) (PipeMare's discrepancy correction is of this kind).
+error feedback). window p = Σ_{i=1}^τ u_{s−i} (error feedback with lag τ). average p = τ·EMA(u) (PipeMare's discrepancy correction is of
+this kind).
 Proof. z_t − x_{t−j−τ} = −η[Σ_{i=1}^j u_{t−i} + e_{t−j}], then as Theorem 3(a). ∎
 Two directions: a predictor helps the bound iff its δ̄ is under that of p = 0, which is at most τ (and equals it only while directions
-  repeat).
-The bound with p = 0 as printed in Theorem 1 uses the worst case τ; `none` here uses the measured ‖Σu‖, which is smaller when directions
-  turn.
+repeat). The bound with p = 0 as printed in Theorem 1 uses the worst case τ; `none` here uses the measured ‖Σu‖, which is smaller when
+directions turn.
 """
 
 import numpy as np

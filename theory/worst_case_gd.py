@@ -2,17 +2,15 @@
 non-convex, L = 1.
 
 Method: x_{t+1} = x_t − γ[g_{t−τ} + θ(g_{t−τ} − g_{t−τ−1})], g_s = ∇f(x_{max(s,0)}); for a linear optimizer gradient-level and
-  update-level correction are the same.
-Metrics: convex f(x_N) − f_* over ‖x_0 − x_*‖ ≤ 1; strongly convex (μ = 0.1) the same; non-convex min_{t≤N} ‖∇f(x_t)‖² over f(x_0) − f_* ≤ 1
-(f ≥ f_* enters as f_i − ‖g_i‖²/2 ≥ f_*, which is necessary and sufficient for an extension with that infimum).
-The classes' interpolation conditions are necessary and sufficient (Taylor, Hendrickx, Glineur 2017), so each number is the exact worst
-  case up to the solver's 1e-6, in any dimension ≥ N + 2.
-Known, used as a check: τ = 0, convex, γ ≤ 1: 1/(4Nγ + 2) (Drori & Teboulle 2014).
+update-level correction are the same.
+Metrics: convex f(x_N) − f_* over ‖x_0 − x_*‖ ≤ 1; strongly convex (μ = 0.1) the same; non-convex min_{t≤N} ‖∇f(x_t)‖² over f(x_0) − f_* ≤
+1 (f ≥ f_* enters as f_i − ‖g_i‖²/2 ≥ f_*, which is necessary and sufficient for an extension with that infimum). The classes'
+interpolation conditions are necessary and sufficient (Taylor, Hendrickx, Glineur 2017), so each number is the exact worst case up to the
+solver's 1e-6, in any dimension ≥ N + 2. Known, used as a check: τ = 0, convex, γ ≤ 1: 1/(4Nγ + 2) (Drori & Teboulle 2014).
 Found (N = 3): one step of delay costs convex f nothing up to γL = 1/2 (0.125 with and without), and a factor 7 at γL = 1 (0.5 against
   0.0714), of which the correction removes most (0.125). For non-convex f at
 γL = 1/2 delay costs 8 % (0.594 against 0.552) and the best correction is partial (θ = 1/2: 0.578, θ = 1: 0.589). These are short runs at
-  fixed N: for N → ∞ at β = 0 the correction's stable range is the smaller one
-(theory/stability.py), and both statements are true.
+fixed N: for N → ∞ at β = 0 the correction's stable range is the smaller one (theory/stability.py), and both statements are true.
 """
 
 import warnings
@@ -123,7 +121,7 @@ def check_numeric(rows: list[dict], count: int = 300, seed: int = 17) -> list[Ro
 def _random(method: Descent, family: str, count: int, rng, d: int = 4) -> np.ndarray:
     """The metric on random functions of the class, normalised to its initial condition: f = Σ_i a_i h(x_i), h quadratic or Huber, and for
     "nonconvex" h = ½ log(1 + (x/w)²)·w² (curvature in [−1/8, 1], infimum 0); min ‖g‖² and f(x_0) − f_* scale alike, so the metric is
-      their ratio."""
+    their ratio."""
     low = {"convex": 0.0, "strongly convex": 0.1, "nonconvex": 0.0}[family]
     eigen = rng.uniform(low, 1, (count, d))
     eigen[:, 0] = np.where(rng.random(count) < 0.5, 1.0, eigen[:, 0])

@@ -1,21 +1,19 @@
 """Worst case of delayed LMO descent in an arbitrary norm, with and without the correction: a sound linear program (upper side). Ours.
 
 The method: x_{t+1} = x_t − γ[u_t + θ(u_t − u_{t−1})], u_t = lmo(∇f(x_{t−τ})), no noise, no momentum, start "first". Worst value over all
-  norms, all L-smooth f and all starts of min_{t<N} or mean_{t<N} of
-‖∇f(x_t)‖_* subject to f(x_0) − f(x_i) ≤ Δ. With γ = L = 1 it is Δ/N + c; c is the constant of Lγ.
+norms, all L-smooth f and all starts of min_{t<N} or mean_{t<N} of ‖∇f(x_t)‖_* subject to f(x_0) − f(x_i) ≤ Δ. With γ = L = 1 it is Δ/N +
+c; c is the constant of Lγ.
 
-Relaxation. What a norm guarantees is linear in f_i, n_i = ‖g_i‖_* and P_ik = ⟨g_i, d_k⟩ (d_k = −lmo(g_k)):
-  P_kk = −n_k;  |P_ik| ≤ n_i;  |P_ik − P_jk| ≤ r_ij;  |n_i − n_j| ≤ r_ij;  |f_j − f_i − ⟨g_i, x_j − x_i⟩| ≤ r_ij²/2;  r_ij ≥ ‖x_i − x_j‖
-    by the triangle inequality.
+Relaxation. What a norm guarantees is linear in f_i, n_i = ‖g_i‖_* and P_ik = ⟨g_i, d_k⟩ (d_k = −lmo(g_k)): P_kk = −n_k;  |P_ik| ≤ n_i;
+|P_ik − P_jk| ≤ r_ij;  |n_i − n_j| ≤ r_ij;  |f_j − f_i − ⟨g_i, x_j − x_i⟩| ≤ r_ij²/2;  r_ij ≥ ‖x_i − x_j‖ by the triangle inequality.
 Every real instance satisfies these, so the optimum bounds the worst case from above (sound). No inner product of two g's or two d's
-  occurs, and any cross products P are completed to a positive semidefinite
-Gram matrix by large diagonals: the notes' semidefinite program *is* this linear program (`semidefinite`, PEPit + Clarabel, confirms it).
-  Linear programs have rational certificates: theory/certificates.py.
+occurs, and any cross products P are completed to a positive semidefinite Gram matrix by large diagonals: a semidefinite
+program over Gram matrices *is* this linear program (`semidefinite`, PEPit + Clarabel, confirms it). Linear programs have rational certificates:
+theory/certificates.py.
 
 Found (τ = 1): minimum 3/2 − 1/N without correction; 1.75 … 4.19 (N = 4 … 14) with full error feedback: *the worst case does not show the
-  correction helping*, it shows it hurting, and without momentum it really does
-(theory/limit_cycle.py). It helps under δ̄ < 1 (theory/update_correction.py). The lower side is theory/separable.py; nowhere is a constant
-  called tight unless both sides meet.
+correction helping*, it shows it hurting, and without momentum it really does (theory/limit_cycle.py). It helps under δ̄ < 1
+(theory/update_correction.py). The lower side is theory/separable.py; nowhere is a constant called tight unless both sides meet.
 """
 
 from collections import defaultdict
