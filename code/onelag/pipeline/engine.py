@@ -129,7 +129,7 @@ class PipelineSchedule:
                 if on_report:
                     on_report(report)
 
-        batches, missing = iter(loader), 0
+        batches, missing, first = iter(loader), 0, self._steps
         for number in range(updates):
             self._updates.stopping |= bool(stop())
             try:
@@ -139,7 +139,7 @@ class PipelineSchedule:
                 break
             self.step(inputs, targets)
             collect()
-            if self.last_report and self.last_report.stopping:
+            if self.last_report and self.last_report.stopping and self.last_report.batch >= first:
                 break
         self.flush()
         collect()
