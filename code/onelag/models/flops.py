@@ -17,28 +17,31 @@ class Flops:
     """of weights with activations"""
     attention: float
     """scores and their mixing: the part that grows with the square of the length"""
+    grouped: float = 0
+    """of the routed experts' weights with their tokens"""
 
     def __add__(self, other: "Flops") -> "Flops":
-        return Flops(self.products + other.products, self.attention + other.attention)
+        return Flops(self.products + other.products, self.attention + other.attention, self.grouped + other.grouped)
 
     def __mul__(self, factor: float) -> "Flops":
-        return Flops(self.products * factor, self.attention * factor)
+        return Flops(self.products * factor, self.attention * factor, self.grouped * factor)
 
     @property
     def total(self) -> float:
-        return self.products + self.attention
+        return self.products + self.attention + self.grouped
 
 
 def block_forward(config: DenseConfig, index: int, length: int) -> Flops:
     """One sequence of `length` tokens through layer `index`."""
     head_size = config.width // config.num_heads
     weights = config.width * head_size * (2 * config.num_heads + 2 * config.num_kv_heads)
+    grouped = 0
     if isinstance(config, MoEConfig) and index >= config.num_dense_layers:
-        experts = config.experts_per_token + config.num_shared_experts
-        weights += config.width * config.num_experts + 3 * config.width * config.expert_width * experts
+        weights += config.width * config.num_experts + 3 * config.width * config.expert_width * config.num_shared_experts
+        grouped = 3 * config.width * config.expert_width * config.experts_per_token
     else:
         weights += 3 * config.width * config.ffn_width
-    return Flops(2 * length * weights, 2 * 2 * config.num_heads * head_size * length**2)
+    return Flops(2 * length * weights, 2 * 2 * config.num_heads * head_size * length**2, 2 * length * grouped)
 
 
 def head_forward(config: DenseConfig, length: int) -> Flops:
@@ -48,7 +51,7 @@ def head_forward(config: DenseConfig, length: int) -> Flops:
 
 def backward(forward: Flops) -> Flops:
     """Two products for each of the forward; attention has five for two, since its kernels keep no scores and compute them again."""
-    return Flops(2 * forward.products, 2.5 * forward.attention)
+    return Flops(2 * forward.products, 2.5 * forward.attention, 2 * forward.grouped)
 
 
 def model_forward(config: DenseConfig, length: int) -> Flops:

@@ -12,23 +12,24 @@ PRESETS: dict[str, DenseConfig] = {
     "30m": DenseConfig(vocab_size=8192, num_layers=16, width=384, num_heads=6, num_kv_heads=2, ffn_width=1024, max_length=2048),
     "smollm2-135m": DenseConfig(vocab_size=49152, num_layers=30, width=576, num_heads=9, num_kv_heads=3, ffn_width=1536, max_length=2048),
     "smollm2-360m": DenseConfig(vocab_size=49152, num_layers=32, width=960, num_heads=15, num_kv_heads=5, ffn_width=2560, max_length=2048),
+    # From here on: as many layers as give equal pipeline stages, where the head has the work of one to three layers.
     "dense-1b": DenseConfig(
-        vocab_size=SMOLLM2_VOCABULARY, num_layers=20, width=2048, num_heads=16, num_kv_heads=4, ffn_width=5632, max_length=2048
+        vocab_size=SMOLLM2_VOCABULARY, num_layers=22, width=2048, num_heads=16, num_kv_heads=4, ffn_width=5632, max_length=2048
     ),
     "dense-10b": DenseConfig(
         vocab_size=SMOLLM2_VOCABULARY,
-        num_layers=48,
+        num_layers=47,
         width=4096,
         num_heads=32,
         num_kv_heads=8,
-        ffn_width=12800,
+        ffn_width=13056,
         max_length=2048,
         tie_embeddings=False,
     ),
     # The mixtures: 64 fine-grained experts of which a token takes 6, one shared; the first layer is dense, as wide as what a token takes elsewhere and more.
     "moe-2b": MoEConfig(
         vocab_size=SMOLLM2_VOCABULARY,
-        num_layers=24,
+        num_layers=25,
         width=1024,
         num_heads=16,
         num_kv_heads=4,
@@ -42,7 +43,7 @@ PRESETS: dict[str, DenseConfig] = {
     ),
     "moe-10b": MoEConfig(
         vocab_size=SMOLLM2_VOCABULARY,
-        num_layers=32,
+        num_layers=30,
         width=2048,
         num_heads=16,
         num_kv_heads=4,
@@ -51,7 +52,7 @@ PRESETS: dict[str, DenseConfig] = {
         tie_embeddings=False,
         num_experts=64,
         experts_per_token=6,
-        expert_width=768,
+        expert_width=832,
         route_scale=6**0.5,
     ),
 }

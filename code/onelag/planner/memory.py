@@ -119,7 +119,7 @@ def stage_memory(config: DenseConfig, layout: Layout, split: Split, stage: int, 
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     parameters = sum(sizes.values())
     kept, worst = _activations(config, layout, split[stage], stage)
-    steps = max((_optimizer(part, module, layout) for part in _owned(module, layout)), key=lambda found: found.state + found.temporary + 4 * found.owned)
+    steps = max((_optimizer(part, module, layout) for part in owned_by_replica(module, layout)), key=lambda found: found.state + found.temporary + 4 * found.owned)
     edge = layout.tokens * config.width * layout.kernels.activation
     backward = worst + max(sizes.values(), default=0) * layout.slot_bytes  # and one parameter's gradient, before it is added up
     recompute = layout.recompute and microbatches_kept(stage, layout) > 1
@@ -165,7 +165,7 @@ def _boundary_tensors(layout: Layout, stage: int, flying: int, recompute: bool) 
     return tensors
 
 
-def _owned(module: nn.Module, layout: Layout) -> list[list[str]]:
+def owned_by_replica(module: nn.Module, layout: Layout) -> list[list[str]]:
     """Names by replica, as the engine deals them out."""
     shapes = {name: p.shape for name, p in module.named_parameters()}
     routing = route(module.named_parameters())
