@@ -46,6 +46,13 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
 
 
+def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
+    """Multiplies what there is, in place."""
+    gradients = [gradient for gradient in gradients if gradient is not None]
+    if gradients:  # a stage may own nothing, and torch refuses an empty list
+        torch._foreach_mul_(gradients, factor)
+
+
 class Tally:
     """One batch's sum over all ranks, started and then waited for: squares, loss, wish to stop, busy and total seconds."""
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from onelag.pipeline.assembly import Parts
-from onelag.pipeline.clipping import BatchReport, Tally, clip_factor, squared_norm
+from onelag.pipeline.clipping import BatchReport, Tally, clip_factor, scale_, squared_norm
 from onelag.pipeline.replicas import PendingGradients
 
 
@@ -83,7 +82,7 @@ class Updates:
                     if report is not None and report.skipped:
                         sums = dict.fromkeys(sums)
                     elif report is not None and self._clip_norm is not None:
-                        torch._foreach_mul_([g for g in sums.values() if g is not None], clip_factor(report.gradient_norm, self._clip_norm))
+                        scale_(sums.values(), clip_factor(report.gradient_norm, self._clip_norm))
                     self.parts.master.apply(ending.batch + 1, sums, ending.settings)
                 self.parts.replicas.share(self.parts.stage.slot(ending.batch + 1))
             self.newest = ending.batch + 1
