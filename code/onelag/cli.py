@@ -113,7 +113,8 @@ COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report}
 
 def main(arguments: list[str] | None = None) -> None:
     """Parses and runs; never shows a traceback for a wrong value, a file problem or Ctrl-C."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")  # libraries speak at INFO of things that no user asked for
+    logging.getLogger("onelag").setLevel(logging.INFO)
     command = _parse(arguments)
     try:
         command.run()
