@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce smoke table-1 table-2 figures report test test-slow lint theory theory-slow bench bench-pipeline clean
+.PHONY: help reproduce smoke table-1 table-2 figures report test test-slow lint theory theory-slow bench bench-pipeline plan-10b clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -50,6 +50,9 @@ bench: $(READY) ## overhead of the wrappers, speed of Muon and of the loop: rati
 
 bench-pipeline: $(READY) ## bubble, throughput and memory of the real pipeline against torch's schedules
 	$(BIN)/python code/benchmarks/bench_pipeline.py
+
+plan-10b: $(READY) ## memory, time and cost of the 10B run, without a GPU
+	$(BIN)/onelag plan moe-10b --figure results/plan/moe-10b.png
 
 test: $(READY) ## the whole suite: under 10 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow"

@@ -13,6 +13,8 @@ from typing import Annotated, Union
 import tyro
 from rich.console import Console
 
+from onelag.pipeline.command import TimelineCommand
+from onelag.planner.command import PlanCommand
 from onelag.training.config import DataConfig, DelayConfig, EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from onelag.training.pipeline_config import PipelineConfig
 
@@ -108,7 +110,7 @@ class Train:
             train_with_progress(self.config(), self.run_dir, self.threads, Console())
 
 
-COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report}
+COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report, "timeline": TimelineCommand, "plan": PlanCommand}
 
 
 def main(arguments: list[str] | None = None) -> None:
