@@ -64,7 +64,10 @@ def predicted_variance(eta_lambda: float, beta1: float, sigma: float, scheme: st
         driven = (h * sigma) ** 2 * variance(EMA, beta1, h, theta, delay)
         return sigma**2 + driven / d - (eta_lambda / gain) ** 2
 
-    gain = brentq(excess, 1e-9 * top, top * (1 - 1e-12), xtol=1e-14)
+    nearest = top * (1 - 1e-11)
+    if excess(nearest) <= 0:  # so little noise that the state is within 1e-11 of the edge: A1's limit, to that accuracy
+        return d * (eta_lambda / top) ** 2
+    gain = brentq(excess, 1e-9 * top, nearest, xtol=1e-14)
     return d * ((eta_lambda / gain) ** 2 - sigma**2)
 
 
