@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from onelag.configs import MODES, ScaleConfig
 from onelag.models.flops import backward, model_forward
 from onelag.models.stages import Split, split_by_flops
@@ -104,7 +106,6 @@ def make_plan(
     reached: Reached = Reached(),  # noqa: B008 (frozen)
     forward_seconds: float | None = None,
     backward_seconds: float | None = None,
-    advise: bool = True,
 ) -> Plan:
     """Plans a configuration.
 
@@ -112,17 +113,13 @@ def make_plan(
         gpu: None is the configuration's own.
         reached: which part of the data sheet's numbers is reached.
         forward_seconds, backward_seconds: measured, of the slowest stage's micro-batch; they replace the roofline.
-        advise: where it does not fit, look for a change that does.
 
     Raises:
         ValueError: more stages than layers, a batch that cannot be cut, too few micro-batches for the stages, an unknown GPU.
     """
     gpu, layout, model = gpu or get_gpu(config.gpu), layout_of(config), config.train.model
-    if config.stages > model.num_layers:
-        raise ValueError(f"stages={config.stages} is more than the model's {model.num_layers} layers: use at most {model.num_layers}")
-    split = split_by_flops(model, config.stages, layout.length)
-    modules = [meta_stage(model, config.stages, stage, split) for stage in range(config.stages)]
-    memory = tuple(stage_memory(model, layout, split, stage, module) for stage, module in enumerate(modules))
+    split, modules = _stages(config)
+    memory = _memory(config, split, modules)
 
     def times_of(layout: Layout) -> list[StageTime]:
         found = [stage_time(model, layout, split, s, module, gpu, reached, config.gpus_per_node) for s, module in enumerate(modules)]
@@ -141,9 +138,22 @@ def make_plan(
     forward = model_forward(model, layout.length)
     per_token = (forward + backward(forward)).total / layout.length
     plan = Plan(config, layout, gpu, split, memory, tuple(times_of(layout)), tuple(schedules), per_token, ())
-    if advise and not plan.fits:
+    if not plan.fits:
         plan = replace(plan, advice=_advice(config, gpu))
     return plan
+
+
+def _stages(config: ScaleConfig) -> tuple[Split, list[nn.Module]]:
+    layers = config.train.model.num_layers
+    if config.stages > layers:
+        raise ValueError(f"stages={config.stages} is more than the model's {layers} layers: use at most {layers}")
+    split = split_by_flops(config.train.model, config.stages, config.train.data.sequence_length)
+    return split, [meta_stage(config.train.model, config.stages, stage, split) for stage in range(config.stages)]
+
+
+def _memory(config: ScaleConfig, split: Split, modules: list[nn.Module]) -> tuple[StageMemory, ...]:
+    layout = layout_of(config)
+    return tuple(stage_memory(config.train.model, layout, split, stage, module) for stage, module in enumerate(modules))
 
 
 def _advice(config: ScaleConfig, gpu: GPU) -> tuple[str, ...]:
@@ -162,11 +172,11 @@ def _advice(config: ScaleConfig, gpu: GPU) -> tuple[str, ...]:
     found = []
     for name, changed in changes:
         try:
-            plan = make_plan(changed, gpu, advise=False)
-        except ValueError:
+            worst = max(stage.total for stage in _memory(changed, *_stages(changed)))
+        except ValueError:  # e.g. too few micro-batches for so many stages: no advice then
             continue
-        if plan.fits:
-            found.append(f"{name}: {max(stage.total for stage in plan.memory) / 1e9:.1f} GB")
+        if worst <= gpu.usable:
+            found.append(f"{name}: {worst / 1e9:.1f} GB")
     return tuple(found) or ("no single change that the planner tries is enough: use more stages with recompute, or a GPU with more memory",)
 
 
