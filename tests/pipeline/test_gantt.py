@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 
 from onelag.pipeline.command import TimelineCommand, timeline_command
-from onelag.pipeline.gantt import COLOURS, draw_gantt, text_gantt
+from onelag.pipeline.gantt import COLOURS, draw_gantt, starting_at, text_gantt
 from onelag.pipeline.timeline import Costs, Span, simulate
 
 
@@ -51,6 +51,16 @@ def test_panels_share_the_time_axis_and_until_cuts():
     assert first.get_xlim() == second.get_xlim() == (0, 10.0)
     assert max(box[2] for box in boxes(first) + boxes(second)) <= 10.0
     assert len(boxes(first)) == sum(s.start < 10.0 for s in fast)
+
+
+def test_starting_in_the_steady_state():
+    spans = spans_of(simulate(2, 2, Costs(1, 2), 4))  # stage 0: F0 0-1, F1 1-2, B0 4-6, F2 6-7, B1 7-9, F3 9-10, …; stage 1: B1 5-7
+    later = starting_at(spans, 2)
+    assert Span(0, "F", 2, 0, 0.0, 1.0) in later and Span(1, "B", 1, 0, 0.0, 1.0) in later
+    assert not any(s.kind in "FB" and s.stage == 0 and s.index < 1 for s in later)
+    assert len(later) == sum(s.end > 6 for s in spans)
+    with pytest.raises(ValueError, match="micro-batch 99"):
+        starting_at(spans, 99)
 
 
 def test_terminal_picture():

@@ -93,6 +93,14 @@ def _panel(axis, title: str, spans: Sequence[Span], rows: int, end: float, width
     axis.tick_params(axis="y", length=0)
 
 
+def starting_at(spans: Sequence[Span], microbatch: int) -> list[Span]:
+    """The spans from the moment on when stage 0 starts forward `microbatch`, which becomes time 0; one under way then is cut."""
+    zero = next((s.start for s in spans if (s.stage, s.kind, s.index) == (0, "F", microbatch)), None)
+    if zero is None:
+        raise ValueError(f"micro-batch {microbatch} has no forward on stage 0 among these spans")
+    return [s._replace(start=max(0.0, s.start - zero), end=s.end - zero) for s in spans if s.end > zero or s.start >= zero]
+
+
 def text_gantt(spans: Sequence[Span], columns: int = 100, until: float | None = None) -> list[Text]:
     """The same as coloured lines for a terminal; without colour F and B still read as numbers and letters.
 

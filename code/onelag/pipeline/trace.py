@@ -165,22 +165,11 @@ def write_trace(path: Path, lanes: Iterable[Lane]) -> None:
     os.replace(temporary, path)
 
 
-def measured_spans(lanes: Iterable[Lane], first: int | None = None, last: int | None = None) -> list[Span]:
-    """F, B and U for `gantt.draw_gantt`, in seconds from the first of them. With replicas, each stage's lowest rank.
-
-    Args:
-        first, last: only micro-batches first ≤ k < last and the updates between their actions on a stage; None is no limit.
-    """
+def measured_spans(lanes: Iterable[Lane]) -> list[Span]:
+    """F, B and U for `gantt.draw_gantt`, in seconds from the first of them. With replicas, each stage's lowest rank."""
     of_stage: dict[int, Lane] = {}
     for lane in sorted(lanes, key=lambda lane: lane.rank):
         of_stage.setdefault(lane.stage, lane)
-    kept: list[tuple[int, Recorded]] = []
-    for stage, lane in sorted(of_stage.items()):
-        inside = [s for s in lane.spans if s.kind in "FB" and (first is None or s.number >= first) and (last is None or s.number < last)]
-        if not inside:
-            continue
-        start = min(s.start for s in inside) if first is not None else float("-inf")
-        end = max(s.end for s in inside) if last is not None else float("inf")
-        kept += [(stage, s) for s in lane.spans if s in inside or (s.kind == "U" and start <= s.start <= end)]
+    kept = [(stage, s) for stage, lane in sorted(of_stage.items()) for s in lane.spans if s.kind in _COMPUTE]
     zero = min((s.start for _, s in kept), default=0)
     return [Span(stage, s.kind, s.number, s.version, (s.start - zero) / 1e9, (s.end - zero) / 1e9) for stage, s in kept]
