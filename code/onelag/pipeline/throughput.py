@@ -141,18 +141,10 @@ def draw_throughput(curves: Sequence[Curve], measured: Sequence[Measured], ideal
         for curve, (colour, line, marker) in zip(curves, _LOOKS):
             stages = [row.num_stages for row in curve.predictions]
             points = [point for point in measured if point.curve == curve.label]
-            for axis, value in ((left, "rate"), (right, "bubble")):
-                shown = [getattr(row, value) for row in curve.predictions]
+            for axis, value in ((left, lambda rate: rate), (right, lambda rate: 1 - rate / ideal_rate)):
+                shown, seen = [value(row.rate) for row in curve.predictions], [value(point.rate) for point in points]
                 axis.plot(stages, shown, line, color=colour, marker=marker, markersize=2.5, linewidth=1.2, label=curve.label)
-                axis.plot(
-                    [p.num_stages for p in points],
-                    [getattr(p, value) for p in points],
-                    marker,
-                    color=colour,
-                    markersize=7,
-                    fillstyle="none",
-                    linewidth=0,
-                )
+                axis.plot([p.num_stages for p in points], seen, marker, color=colour, markersize=7, fillstyle="none", linewidth=0)
         left.axhline(ideal_rate, color="0.7", linewidth=0.7, zorder=0)
         left.text(2, ideal_rate, "no bubble", fontsize=6, color="0.45", va="bottom")
         left.set(ylabel=f"micro-batches per {unit}", ylim=(0, 1.12 * ideal_rate), title="throughput at equal time per stage")
