@@ -18,7 +18,7 @@ MAY_KNOW = {
     "data": set(),
     "pipeline": {"models", "optim", "delay", "data"},
     "training": {"pipeline", "models", "optim", "delay", "data"},
-    "planner": {"configs", "training", "pipeline", "models", "optim", "delay", "data"},
+    "planner": {"configs", "report", "training", "pipeline", "models", "optim", "delay", "data"},
     "report": set(),
     "experiments": {"report", "training", "pipeline", "models", "optim", "delay", "data"},
 }

@@ -116,7 +116,7 @@ def test_correction_is_the_formula(delay, momentum, decay, coefficient, form):
 
 def test_first_corrected_update_is_the_second():
     start, gradient = problem(2)
-    seen, newest, _ = run(lambda o: SimulatedDelay(ErrorFeedback(o)), start, gradient, 0.0, 0.0)
+    seen, _, _ = run(lambda o: SimulatedDelay(ErrorFeedback(o)), start, gradient, 0.0, 0.0)
     x0 = start
     u0, u1, u2 = LR * gradient(0, x0), LR * gradient(1, x0), LR * gradient(2, x0 - LR * gradient(0, x0))
     torch.testing.assert_close(seen[1], x0, rtol=0, atol=0)  # batches 0 and 1 both at W(0)
