@@ -54,14 +54,16 @@ def exchange(rank, world):
     assert members == [[0, 1]] * 2 and len({id(edge.group) for edge in groups.edges.values()}) == 2
     if rank == 0:
         outbox = Outbox(groups.edges["down_out"], cpu)
-        message = {"hidden": torch.full((1 << 16,), 3.0).reshape(2, -1).t(), "mask": torch.tensor([True, False])}
+        message = {"hidden": torch.full((1 << 16,), 3.0).reshape(2, -1).t(), "flat": torch.zeros(1 << 18), "mask": torch.tensor([True, False])}
         spec, tensors = take_apart(message)
         outbox.announce(spec)
         for number in range(3):
             message["hidden"].fill_(number)
+            message["flat"].fill_(number)
             outbox.post(number, spec, tensors)
+            message["flat"].fill_(-1.0)
             message["hidden"].fill_(-1.0)  # overwritten at once: the receiver gets what was posted
-        wrong, other = take_apart({"hidden": torch.zeros(3), "mask": message["mask"]})
+        wrong, other = take_apart({**message, "hidden": torch.zeros(3)})
         with pytest.raises(ValueError, match=r"output changed between micro-batches: it was \(hidden: float32\[32768, 2\].*now it is \(hidden: float32\[3\]"):
             outbox.post(3, wrong, other)
         assert outbox.outstanding == 3
@@ -78,7 +80,7 @@ def exchange(rank, world):
     for number in range(3):
         arrived = put_together(inbox.spec, inbox.take(number))
         assert arrived["hidden"].shape == (32768, 2) and arrived["mask"].tolist() == [True, False]
-        seen.append(arrived["hidden"].unique().tolist())
+        seen.append(torch.cat([arrived["hidden"].reshape(-1), arrived["flat"]]).unique().tolist())
     return seen, len(works)
 
 
