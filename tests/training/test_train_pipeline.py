@@ -50,16 +50,18 @@ def close(curve, other):
     assert curve["learning_rate"] == other["learning_rate"]
 
 
-def test_two_stages_equal_the_simulation_and_stop_and_resume_at_another_size(simulation, tmp_path):
-    """SIGTERM drains and checkpoints with exit 0; one process takes over where two stopped; the curve is the simulation's."""
-    longer = ["--pipeline.microbatches", "4", "--run-dir", str(tmp_path)]
+def test_two_stages_equal_the_simulation_and_are_traced(simulation, tmp_path):
+    """Loss at x and y, gradient norm and learning rate at every validation are the simulation's; every F and B is in the trace."""
+    longer = ["--pipeline.microbatches", "4", "--run-dir", str(tmp_path), "--pipeline.trace", str(tmp_path / "trace.json")]
     code, out, errors = finish(torchrun(2, *FLAGS, *longer))
     assert code == 0, errors[-3000:]
     close(outcome(tmp_path)["curve"], simulation)
     assert out.count("bubble") == 12 and "validation loss" in out
+    events = [event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    assert sum(name.startswith("F") for name in events) == sum(name.startswith("B") for name in events) == 2 * 12 * 4
 
 
-def test_sigterm_drains_and_another_number_of_stages_continues(simulation, tmp_path):
+def test_sigterm_drains_and_checkpoints_with_exit_0(tmp_path):
     slow = [flag if flag != "12" else "400" for flag in FLAGS]
     process = torchrun(2, *slow, "--pipeline.microbatches", "4", "--run-dir", str(tmp_path))
     try:

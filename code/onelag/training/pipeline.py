@@ -22,6 +22,7 @@ from onelag.pipeline.clipping import BatchReport
 from onelag.pipeline.engine import PipelineSchedule
 from onelag.pipeline.schedules import Schedule1F1B, Schedule2BW, ScheduleGPipe, SchedulePipeDream
 from onelag.pipeline.topology import place
+from onelag.pipeline.trace import Recorder, gather, write_trace
 from onelag.training.build import build_delayed_optimizer
 from onelag.training.config import TrainConfig
 from onelag.training.loop import CURVE, interruptible
@@ -90,7 +91,7 @@ def train_pipeline(config: TrainConfig, pipeline: PipelineConfig, run_dir: Path,
             raise ValueError(f"stage {here.stage} of {here.num_stages} would hold no parameter: start fewer processes")
         # No SimulatedDelay here: the schedule is the delay.
         optimizer = build_delayed_optimizer(config.optimizer, replace(config.delay, steps=0), list(module.named_parameters()))
-        recorder = _recorder(rank) if pipeline.trace else None
+        recorder = Recorder(device=config.device) if pipeline.trace else None
         pipe: PipelineSchedule = SCHEDULES[pipeline.schedule](
             module,
             next_token_loss,
@@ -117,7 +118,9 @@ def train_pipeline(config: TrainConfig, pipeline: PipelineConfig, run_dir: Path,
         with interruptible() as stop:
             finished = _loop(config, pipeline, pipe, optimizer, source, run, stop)
         if pipeline.trace:
-            _write_trace(pipeline.trace, recorder, run.leads, world)
+            lanes = gather(recorder, here.stage)
+            if lanes:
+                write_trace(pipeline.trace, lanes)
         if not finished:
             if run.leads:
                 console.print(f"stopped after step {pipe.batches} of {config.schedule.steps}: drained and checkpointed; the same command continues")
@@ -190,18 +193,3 @@ def _process_group(device: str, timeout: float) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _recorder(rank: int):
-    from onelag.pipeline.trace import Recorder
-
-    return Recorder(rank)
-
-
-def _write_trace(path: Path, recorder, leads: bool, world: int) -> None:
-    """All ranks' events in one file, written by rank 0."""
-    gathered: list[Any] = [None] * world
-    dist.all_gather_object(gathered, recorder.events())
-    if leads:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"traceEvents": [event for events in gathered for event in events]}), encoding="utf-8")

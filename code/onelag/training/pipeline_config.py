@@ -24,4 +24,4 @@ class PipelineConfig:
     timeout: float = 600.0
     """seconds that one rank waits for another before all end with an error"""
     trace: Path | None = None
-    """write a Chrome/Perfetto trace of the run's first steps here"""
+    """write a Chrome/Perfetto trace of the run's newest steps here: every F, B, U, send, receive and reduction of every stage"""
