@@ -55,4 +55,19 @@ PRESETS: dict[str, DenseConfig] = {
         expert_width=832,
         route_scale=6**0.5,
     ),
+    # The 10B mixture's depth, experts and code path at a width that two CPU cores can train, for rehearsals.
+    "moe-narrow": MoEConfig(
+        vocab_size=256,
+        num_layers=30,
+        width=64,
+        num_heads=4,
+        num_kv_heads=2,
+        ffn_width=256,
+        max_length=512,
+        tie_embeddings=False,
+        num_experts=64,
+        experts_per_token=6,
+        expert_width=16,
+        route_scale=6**0.5,
+    ),
 }
