@@ -151,10 +151,10 @@ def computing(rank, world, ms, rounds, rows=2, length=128):
 SIDE = 97  # no other tensor has this shape
 
 
-def _live():
-    """(tensors, bytes, weight-shaped storages) that Python reaches."""
+def _live() -> dict[str, int]:
+    """What Python reaches: tensors, the bytes of their storages, and storages in the shape of the weights, of parameters and of anything."""
     gc.collect()
-    storages, weights, count = {}, set(), 0
+    storages, weights, parameters, count = {}, set(), set(), 0
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor):
             count += 1
@@ -162,24 +162,27 @@ def _live():
             storages[storage.data_ptr()] = storage.nbytes()
             if thing.shape == (SIDE, SIDE):
                 weights.add(storage.data_ptr())
-    return count, sum(storages.values()), len(weights)
+                if isinstance(thing, nn.Parameter):
+                    parameters.add(storage.data_ptr())
+    return {"tensors": count, "bytes": sum(storages.values()), "weight_shaped": len(weights), "weights": len(parameters)}
 
 
 def memory(rank, world, m, corrected):
-    """Live tensors between two steps after 3 and after 300 batches, and the process's largest size then."""
-    module = nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Tanh())
+    """What lives between two steps after 3 and after 300 batches, the process's largest size until then, and the most micro-batches in flight."""
+    module, recorder = nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Tanh()), Recorder(limit=100)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    pipe = Schedule2BW(module, _mean, ErrorFeedback(optimizer, form="lookahead") if corrected else optimizer, m)
+    pipe = Schedule2BW(module, _mean, ErrorFeedback(optimizer, form="lookahead") if corrected else optimizer, m, recorder=recorder)
     x, seen = torch.ones(2 * m, SIDE), {}
     for step in range(1, 301):
         pipe.step(x, x)
         if step in (3, 300):
-            flying = len(pipe._between)
-            count, size, _ = _live()
-            pipe_weights = {t.untyped_storage().data_ptr() for slot in pipe.parts.stage.slots for t in slot.values()}
-            pipe_weights |= {t.untyped_storage().data_ptr() for t in module.parameters()}
-            seen[step] = {"tensors": count, "bytes": size, "weight_storages": len(pipe_weights), "microbatches": flying}
-            seen[step]["weight_shaped"] = _live()[2]
-            seen[step]["peak_rss_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            backward, flying = None, 0
+            for span in recorder.spans():
+                if span.kind == "F" and backward is not None:
+                    flying = max(flying, span.number - backward)
+                elif span.kind == "B":
+                    backward = span.number
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            seen[step] = _live() | {"microbatches": flying, "peak_rss_kib": peak}
     pipe.flush()
     return seen

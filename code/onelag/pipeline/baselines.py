@@ -116,7 +116,7 @@ class TorchPipeline:
             self._check_targets(targets)
             named = {**named, "target": targets, "losses": losses}
         self._schedule.step(*positional, **named, return_outputs=False)
-        loss = float(torch.stack(losses).mean()) if losses else math.nan
+        loss = float(torch.stack([part.detach() for part in losses]).mean()) if losses else math.nan
         if self._share or self.clip_norm is not None:
             loss = self._clip(loss)
         self.optimizer.step()
