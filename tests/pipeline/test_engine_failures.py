@@ -1,12 +1,14 @@
 """Ranks that die, hang or are told to stop."""
 
 import os
+import random
 import signal
 import time
 
 import pytest
 import torch
 
+from onelag.pipeline.checkpoint import committed, resume, save
 from onelag.pipeline.errors import PipelineError
 from onelag.pipeline.schedules import Schedule2BW
 from tests.pipeline.toys import ROWS, Toy, batch, differing, loss_fn, make_optimizer, merged, oracle
@@ -138,3 +140,48 @@ def test_random_delays_change_nothing():
 def test_soak_of_two_thousand_batches_with_random_delays():
     calm, rough = (merged(run(jittering, 4, 2000, 1, most, limit=900.0)) for most in (0.0, 0.02))
     assert differing(rough, calm) == []
+
+
+def persistent(rank, world, directory, until, pace):
+    """Goes on from the newest checkpoint, saves every three batches."""
+    module, pipe = build(rank, world, timeout=15.0, kind="muon+lookahead")
+    module.register_forward_pre_hook(lambda *_: time.sleep(pace))
+    resume(directory, pipe)
+    started = pipe.batches
+    while pipe.batches < until:
+        first = pipe.batches
+        pipe.run((batch(t, M * ROWS) for t in range(first, min(first + 3, until))), updates=min(3, until - first))
+        save(directory, pipe)
+    return started, {n: p.detach().clone() for n, p in module.named_parameters()}
+
+
+def kill_and_resume(directory, kills, until, pace, longest):
+    """Kills a random rank at a random moment, `kills` times, then lets the run end; returns its weights and from where each start went on."""
+    chance = random.Random(0)
+
+    def kill(processes):
+        time.sleep(0.3 + longest * chance.random())
+        os.kill(processes[chance.randrange(len(processes))].pid, signal.SIGKILL)
+
+    reached = []
+    for _ in range(kills):
+        ended = run_to_the_end(persistent, 3, directory, until, pace, limit=60.0, during=kill)
+        assert -signal.SIGKILL in [one.exitcode for one in ended] and all(one.exitcode in (1, -signal.SIGKILL) for one in ended), ended
+        found = committed(directory)
+        reached.append(int(found[-1].name.split("-")[1]) if found else 0)
+    results = run(persistent, 3, directory, until, pace)
+    assert {started for started, _ in results} == {reached[-1]}
+    return merged([weights for _, weights in results]), reached
+
+
+def test_kills_at_random_moments_lose_nothing_but_the_batches_since_the_last_checkpoint(tmp_path):
+    weights, reached = kill_and_resume(str(tmp_path), 3, 90, 0.01, 1.0)
+    assert reached == sorted(reached)
+    assert differing(weights, oracle("muon+lookahead", M, 90)[1]) == []
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments(tmp_path):
+    weights, reached = kill_and_resume(str(tmp_path), 20, 800, 0.01, 4.0)
+    assert reached == sorted(reached) and len(set(reached)) > 10
+    assert differing(weights, oracle("muon+lookahead", M, 800)[1]) == []
