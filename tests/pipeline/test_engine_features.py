@@ -232,6 +232,20 @@ def test_recompute_and_dropout_are_the_same_for_every_split():
     assert differing(results[1][0][0.0, "kept"], results[1][0][0.2, "kept"])
 
 
+def compiled(rank, world):
+    result = {}
+    for name, wrap in (("plain", lambda m: m), ("compiled", lambda m: torch.compile(m, backend="aot_eager"))):
+        module, pipe = build(rank, world, "sgd+lookahead", toy={"tied": True}, wrap=wrap)
+        feed(pipe, 4)
+        result[name] = {pipe.parts.names.global_name[n]: p.detach().clone() for n, p in module.named_parameters()}
+    return result
+
+
+def test_a_compiled_stage_keeps_its_names_and_trains_the_same():
+    for result in run(compiled, 2):
+        assert close(result["compiled"], result["plain"], 1e-6)
+
+
 # -- bf16 ------------------------------------------------------------------------------------------------------------------------------------
 def low_precision(rank, world):
     result = {}

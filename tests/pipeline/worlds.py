@@ -42,7 +42,7 @@ class WorldError(AssertionError):
     """A process failed that should not have."""
 
 
-def run(function, world: int, *arguments, limit: float = 90.0) -> list[Any]:
+def run(function, world: int, *arguments, limit: float = 240.0) -> list[Any]:
     """function(rank, world, *arguments) in `world` processes; their results by rank. Raises WorldError with every rank's error."""
     ended = run_to_the_end(function, world, *arguments, limit=limit)
     if any(one.error or one.exitcode for one in ended):
@@ -50,7 +50,7 @@ def run(function, world: int, *arguments, limit: float = 90.0) -> list[Any]:
     return [one.result for one in ended]
 
 
-def run_to_the_end(function, world: int, *arguments, limit: float = 90.0, during=None) -> list[Ended]:
+def run_to_the_end(function, world: int, *arguments, limit: float = 240.0, during=None) -> list[Ended]:
     """The same, but tells how each process ended. `during(processes)` runs in the parent once all have started."""
     from torch.distributed import TCPStore
 

@@ -1,7 +1,7 @@
 """From a user's stage module and optimizer to the parts of a running pipeline: checks first, then the handshake, then memory."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,18 @@ from torch import nn
 from onelag.delay import OptimizerWrapper
 from onelag.pipeline.channel import Inbox, Outbox
 from onelag.pipeline.clock import Clock
-from onelag.pipeline.handshake import ANY, Names, agree_on_names, compare_settings, describe, flatten, gather, refuse_wrappers, warm_up
+from onelag.pipeline.handshake import (
+    ANY,
+    Names,
+    agree_on_names,
+    compare_settings,
+    describe,
+    flatten,
+    gather,
+    plain_name,
+    refuse_wrappers,
+    warm_up,
+)
 from onelag.pipeline.microbatches import Cutter
 from onelag.pipeline.order import Depth, check_feasible
 from onelag.pipeline.randomness import ModuleRandomness
@@ -89,6 +100,7 @@ def assemble(
     compare_settings([content["settings"] for content in told])
     declared = getattr(module, "tied_names", ()) if tied is None else tied
     names = agree_on_names(here, gather(describe(module, declared), len(ranks), group))
+    names = replace(names, global_name={name: names.global_name[plain_name(name)] for name, _ in module.named_parameters()})
 
     device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     groups = Groups(here, ranks, timeout, names.tied_stages)
@@ -96,8 +108,8 @@ def assemble(
     warm_up(here, groups, wire, timeout)
 
     delays = [{"2bw": 1, "pipedream": here.num_stages - 1 - s}.get(schedule, 0) for s in range(here.num_stages)]
-    randomness = None if dropout_seed is None else ModuleRandomness(module, dropout_seed, lambda name: names.prefix + name)
-    tied_here = [name for name in names.tied if name in names.global_name]
+    randomness = None if dropout_seed is None else ModuleRandomness(module, dropout_seed, lambda name: names.prefix + plain_name(name))
+    tied_here = [name for known in names.tied for name, global_name in names.global_name.items() if global_name == known]
     _start_equal(module, groups, tied_here)
     stage = VersionedStage(module, delays[here.stage] + 1, compute_dtype, randomness)
     replicas = _replicas(here, groups, stage, optimizer, tied_here, counts_tied=here.stage in names.tied_stages[:1])

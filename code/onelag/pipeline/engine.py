@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from onelag.pipeline.assembly import Parts, assemble
-from onelag.pipeline.channel import MessageSpec, put_together, take_apart
+from onelag.pipeline.channel import take_apart
 from onelag.pipeline.clipping import BatchReport
 from onelag.pipeline.errors import PipelineError
 from onelag.pipeline.evaluation import base_weights, corrects, mean_loss
 from onelag.pipeline.microbatches import loss_shares
+from onelag.pipeline.neighbours import Neighbours
 from onelag.pipeline.order import Action, Depth, drain_actions, in_flight, stage_actions
 from onelag.pipeline.parking import Parking
 from onelag.pipeline.stage import Passage
@@ -54,8 +55,10 @@ class PipelineSchedule:
         )  # fmt: skip
         self.parts, self.here, self.num_microbatches, self.depth = parts, parts.here, num_microbatches, depth
         self._loss_fn, self._loss_weight, self._recorder = loss_fn, loss_weight, recorder
+        flight = [num_microbatches if self.schedule == "gpipe" else in_flight(s, self.here.num_stages, depth) for s in range(self.here.num_stages)]
         # With one micro-batch in flight the backward follows at once: keeping its activations costs nothing more.
-        self._recompute = recompute and in_flight(self.here.stage, self.here.num_stages, depth) > 1
+        self._recompute = recompute and flight[self.here.stage] > 1
+        self._neighbours = Neighbours(parts, flight[max(self.here.stage - 1, 0)], self._span)
         self._inline = update == "inline"
         # Under PipeDream the last stage needs its own newest weights at once: waiting there for every other stage's norm would be a flush.
         self._updates = Updates(parts, clip_norm, self.schedule != "pipedream" or clip_norm is not None, self._span)
@@ -81,7 +84,7 @@ class PipelineSchedule:
             targets: the same for `loss_fn` on the last stage.
 
         Returns:
-            The loss of the newest batch that is known on every rank, the one before the last one; nan in the first steps. `reports()` tells all.
+            The loss of the newest batch that is known on every rank, two batches behind this one; nan in the first steps. `reports()` tells all.
 
         Raises:
             ValueError: a batch that cannot be cut, or has another size than those before.
@@ -95,9 +98,7 @@ class PipelineSchedule:
         if self._actions is None:
             place = (self.here.stage, self.here.num_stages, self.num_microbatches)
             self._actions = stage_actions(*place, None, self.schedule, self.depth, first_batch=batch)
-        inbox = self.parts.inboxes.get("down_in")
-        if inbox is not None and inbox.spec is not None:
-            inbox.expect(self._forwards)
+        self._neighbours.expect_inputs(self._forwards)
         while self._forwards < self._steps * self.num_microbatches:
             self._run(next(self._actions))
         self._inputs, self._targets, self._shares = [], [], []
@@ -167,8 +168,7 @@ class PipelineSchedule:
             self._run(action)
         self._guard("the last updates", lambda: self._updates.reach(self._steps))
         self._actions = None
-        for box in self.parts.outboxes.values():
-            self._guard("the last messages", box.settle_all)
+        self._guard("the last messages", self._neighbours.settle)
         self._guard("the last sum over all ranks", lambda: self._updates.show(self._steps - 1))
         self._parking.park(self._updates.newest)
         return self.last_report
@@ -255,20 +255,10 @@ class PipelineSchedule:
 
     def _forward(self, k: int, version: int) -> None:
         self._updates.reach(version)
-        received: list[Tensor] = []
         if self.here.is_first:
-            inputs = self._inputs[k % self.num_microbatches]
+            inputs, received = self._inputs[k % self.num_microbatches], []
         else:
-            inbox = self.parts.inboxes["down_in"]
-            if inbox.spec is None:
-                inbox.hear()
-                self.parts.outboxes["up_out"].spec = inbox.spec.gradients
-            with self._span("recv", k, version):
-                arrived = inbox.take(k)
-            if k + 1 < self._steps * self.num_microbatches:
-                inbox.expect(k + 1)
-            received = [tensor.requires_grad_(spec.needs_grad) for tensor, spec in zip(arrived, inbox.spec.tensors)]
-            inputs = put_together(inbox.spec, received)
+            inputs, received = self._neighbours.inputs(k, version, more=k + 1 < self._steps * self.num_microbatches)
         with self._span("F", k, version), self.parts.clock.computing():
             finish = self._finish(k) if self.here.is_last else None
             output = self.parts.stage.forward(version, k, inputs, finish, self._recompute)
@@ -279,13 +269,7 @@ class PipelineSchedule:
             loss = tensors[0].detach()
             self._loss = loss if self._loss is None else self._loss + loss
         else:
-            outbox, gradients = self.parts.outboxes["down_out"], self.parts.inboxes["up_in"]
-            with self._span("send", k, version):
-                if outbox.spec is None:
-                    outbox.announce(spec)
-                    gradients.spec = spec.gradients
-                outbox.post(k, spec, tensors)
-            gradients.expect(self._backwards)
+            self._neighbours.send_outputs(k, version, spec, tensors, next_backward=self._backwards)
 
     def _finish(self, k: int) -> Callable[[Any], Tensor]:
         target = self._targets[k % self.num_microbatches]
@@ -301,21 +285,12 @@ class PipelineSchedule:
 
     def _backward(self, k: int, version: int) -> None:
         self._updates.count()
-        gradients = None
-        if not self.here.is_last:
-            with self._span("recv", k, version):
-                gradients = self.parts.inboxes["up_in"].take(k)
-            self.parts.outboxes["down_out"].settle(k)  # its gradient is here, so it has arrived
-            if k + 1 < self._forwards:
-                self.parts.inboxes["up_in"].expect(k + 1)
+        gradients = None if self.here.is_last else self._neighbours.gradients(k, version, more=k + 1 < self._forwards)
         with self._span("B", k, version), self.parts.clock.computing():
             back = self.parts.stage.backward(k, self._between.pop(k), gradients)
         self._backwards += 1
         if not self.here.is_first:
-            outbox = self.parts.outboxes["up_out"]
-            with self._span("send", k, version):
-                outbox.post(k, MessageSpec.of_gradients(back), back)
-            outbox.settle(k - in_flight(self.here.stage - 1, self.here.num_stages, self.depth))
+            self._neighbours.send_gradients(k, version, back)
 
     def _end_batch(self, batch: int, version: int) -> None:
         loss, self._loss = self._loss, None

@@ -71,7 +71,7 @@ class Names:
     """How this rank's parameters are called by everybody.
 
     Attributes:
-        global_name: local name → global name. The same, unless stages use the same names for different parameters ("0.weight" on each of them):
+        global_name: name on this rank → global name. The same, unless stages use the same names for different parameters ("0.weight" on each of them):
             then with a prefix "stages.<s>.", and a checkpoint can only be resumed with the same split.
         prefix: that prefix, or "".
         tied: global names of parameters that live on more than one stage and are to stay equal.
@@ -127,9 +127,14 @@ def _first_difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
     return "their order, or what is tied, differs"
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
 def describe(module: nn.Module, tied: Iterable[str]) -> dict[str, Any]:
     """What a rank says about its parameters."""
-    parameters = {n: f"{tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}" for n, p in module.named_parameters()}
+    parameters = {plain_name(n): f"{tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}" for n, p in module.named_parameters()}
     return {"parameters": parameters, "tied": [name for name in tied if name in parameters]}
 
 

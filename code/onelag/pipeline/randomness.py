@@ -41,7 +41,10 @@ class ModuleRandomness:
             if self.microbatch is not None and module.training:
                 call = self._calls[name] = self._calls.get(name, -1) + 1
                 digest = hashlib.sha256(f"{self.seed}/{self.microbatch}/{name}/{call}".encode()).digest()
-                torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+                seed = int.from_bytes(digest[:8], "little") >> 1
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would format the call stack each time, for a device that is not there
+                if torch.cuda.is_initialized():
+                    torch.cuda.manual_seed(seed)
 
         return seed_generators
 

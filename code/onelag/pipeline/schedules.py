@@ -58,7 +58,8 @@ class Schedule2BW(PipelineSchedule):
 class SchedulePipeDream(PipelineSchedule):
     """PipeDream with weight stashing: stage s is p − 1 − s updates late and keeps p − s versions. Arguments as `Schedule2BW`.
 
-    With `clip_norm` every update waits for all stages, which is a flush: its last stage needs W(t+1) at once.
+    With `clip_norm` every update waits for all stages, which is a flush: its last stage needs W(t+1) at once. Without it nobody waits, and a gradient
+    that is not finite is reported, but not skipped.
     """
 
     schedule = "pipedream"

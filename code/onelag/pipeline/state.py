@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onelag.pipeline.assembly import Parts
-from onelag.pipeline.handshake import ANY
+from onelag.pipeline.handshake import ANY, plain_name
 
 FORMAT = 1
 
@@ -102,7 +102,7 @@ def buffers(parts: Parts) -> dict[str, Tensor]:
     """The stage's persistent buffers by global name."""
     parameters = {name for name, _ in parts.stage.module.named_parameters(remove_duplicate=False)}
     prefix = parts.names.prefix
-    return {prefix + name: value for name, value in parts.stage.module.state_dict(keep_vars=True).items() if name not in parameters and isinstance(value, Tensor)}
+    return {prefix + plain_name(name): value for name, value in parts.stage.module.state_dict(keep_vars=True).items() if name not in parameters and isinstance(value, Tensor)}
 
 
 def _order(parts: Parts) -> list[str | None]:
