@@ -13,6 +13,8 @@ from typing import Annotated, Union
 import tyro
 from rich.console import Console
 
+from onelag.data.download import DownloadCommand
+from onelag.launch.command import LaunchCommand
 from onelag.pipeline.command import TimelineCommand
 from onelag.planner.command import PlanCommand
 from onelag.training.config import DataConfig, DelayConfig, EvaluationConfig, OptimizerConfig, ScheduleConfig, TrainConfig
@@ -110,7 +112,7 @@ class Train:
             train_with_progress(self.config(), self.run_dir, self.threads, Console())
 
 
-COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report, "timeline": TimelineCommand, "plan": PlanCommand}
+COMMANDS = {"train": Train, "reproduce": Reproduce, "report": Report, "timeline": TimelineCommand, "plan": PlanCommand, "launch": LaunchCommand, "download": DownloadCommand}
 
 
 def main(arguments: list[str] | None = None) -> None:
