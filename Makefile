@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce smoke table-1 table-2 figures report test test-slow lint theory theory-slow bench bench-pipeline plan-10b clean
+.PHONY: help reproduce smoke table-1 table-2 figures report test test-slow lint theory theory-slow bench bench-pipeline plan-10b rehearse-10b clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -59,6 +59,9 @@ test: $(READY) ## the whole suite: under 10 minutes on 2 cores
 
 test-slow: $(READY) ## the long tests: soaks, kills, long semidefinite programs
 	$(BIN)/python -m pytest -q -m slow
+
+rehearse-10b: $(READY) ## the 10B mixture rehearsed on CPU: its depth trained, killed and resumed over 4 processes, one stage at full size
+	$(BIN)/python -m pytest tests/launch/test_rehearsal.py -q -m slow
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .
