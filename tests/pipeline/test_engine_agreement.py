@@ -1,7 +1,10 @@
 """Pipeline ≡ simulation, bitwise: p = 1, 2, 3, 4 for SGD, AdamW and Muon, with and without ErrorFeedback."""
 
+import random
+
 import pytest
 
+from onelag.pipeline.order import smallest_num_microbatches
 from onelag.pipeline.schedules import Schedule1F1B, Schedule2BW, ScheduleGPipe, SchedulePipeDream
 from tests.pipeline.toys import ROWS, Toy, batch, differing, loss_fn, make_optimizer, merged, oracle
 from tests.pipeline.worlds import run
@@ -50,3 +53,36 @@ def test_pipedream_is_the_simulation_with_a_delay_per_stage():
 
 def test_the_flushing_schedules_are_synchronous_training():
     check(3, [("adamw", m, 4, schedule, {}) for schedule in ("1f1b", "gpipe") for m in (2, 4)])
+
+
+def random_cases(world, count):
+    chance = random.Random(world)
+    for _ in range(count):
+        depth = chance.choice(["paper", "eager", 1, 2])
+        m = smallest_num_microbatches(world, depth) + chance.randrange(3)
+        options = {"depth": depth, "update": chance.choice(["slack", "inline"]), "recompute": chance.random() < 0.3}
+        yield chance.choice(KINDS), m, chance.randrange(1, 7), options, [t for t in range(7) if chance.random() < 0.3]
+
+
+def train_with_stops(rank, world, cases):
+    results = []
+    for kind, m, batches, options, stops in cases:
+        module = Toy(rank, world)
+        pipe = Schedule2BW(module, loss_fn, make_optimizer(kind, module.named_parameters()), num_microbatches=m, timeout=60, **options)
+        for t in range(batches):
+            pipe.step(*batch(t, m * ROWS))
+            if t in stops:
+                pipe.flush()
+        pipe.flush()
+        results.append(([r.loss for r in pipe.reports()], {n: p.detach().clone() for n, p in module.named_parameters()}))
+    return results
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_any_setting_and_draining_anywhere_agree(world):
+    cases = list(random_cases(world, 8))
+    results = run(train_with_stops, world, cases)
+    for number, case in enumerate(cases):
+        losses, weights, _ = oracle(case[0], case[1], case[2])
+        assert differing(merged([r[number][1] for r in results]), weights) == [], case
+        assert all(r[number][0] == losses for r in results), case
