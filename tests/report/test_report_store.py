@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
 
@@ -60,6 +61,16 @@ def test_no_single_changed_byte_is_believed(make_result, tmp_path, data):
         assert str(path) in str(error) and "\n" not in str(error)
     else:
         assert back == result  # white space, or the byte that was there
+
+
+def test_a_number_that_became_infinite_is_not_believed(make_result, tmp_path):
+    """One byte can turn 1e-05 into 1e905, which JSON reads as infinite and does not write."""
+    path = write_result(tmp_path, make_result())
+    text = path.read_text(encoding="utf-8")
+    number = re.search(r'"learning_rate":\s?\[?([0-9.e-]+)', text)
+    path.write_text(text[: number.start(1)] + "1e905" + text[number.end(1) :], encoding="utf-8")
+    with pytest.raises(CorruptResult, match=path.name):
+        read_result(path)
 
 
 def resealed(result, path, **changes):

@@ -104,8 +104,11 @@ def read_result(path: Path) -> Result:
         )
     stored = content.pop("sha256", None)
     problem = _problem(content, path.stem)
-    if problem is None and stored != _checksum(content):
-        problem = "its checksum does not match its content"
+    try:
+        if problem is None and stored != _checksum(content):
+            problem = "its checksum does not match its content"
+    except ValueError as error:  # a changed digit can make a number that JSON reads as infinite and does not write
+        problem = str(error)
     if problem:
         raise CorruptResult(f"{path} cannot be trusted ({problem}): delete it, and its run is computed again")
     return Result(**{key: content[key] for key in CONTENT[1:]}, path=path)
