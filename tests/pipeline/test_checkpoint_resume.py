@@ -61,6 +61,34 @@ def test_a_run_goes_on_bitwise_at_another_number_of_stages(tmp_path, saved_at, r
     assert {key.split("/")[1] for key in keys["sgd"] if key.startswith("optimizer/")} == set(wanted["sgd"][1])  # every one has its momentum
 
 
+def on_any_layout(rank, world, directory, replicas, until, kind):
+    """Goes on (if there is something to go on from) to `until`; the weights before and after, and the validation losses at x and y in between."""
+    stages = world // replicas
+    module = Toy(rank // replicas, stages)
+    optimizer = make_optimizer(kind, module.named_parameters())
+    pipe = Schedule2BW(module, loss_fn, optimizer, num_microbatches=2 * M // replicas, num_replicas=replicas, timeout=30)
+    resume(directory, pipe)
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    losses = [pipe.evaluate([batch(70, 4)], base=base) for base in (False, True)]
+    data = (tuple(part.chunk(replicas)[pipe.here.replica] for part in batch(t, 2 * M * ROWS)) for t in range(pipe.batches, until))
+    pipe.run(data, updates=until - pipe.batches)
+    save(directory, pipe)
+    return before, losses, {n: p.detach().clone() for n, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["adamw+lookahead", "muon+update"])
+def test_replicas_come_and_go_between_two_runs(tmp_path, kind):
+    after = {}
+    for (world, replicas), until in zip(((4, 2), (2, 1), (2, 2), (3, 1), (4, 2)), (3, 5, 7, 9, 11)):
+        results = run(on_any_layout, world, str(tmp_path), replicas, until, kind)
+        found = merged([before for before, _, _ in results])
+        assert not after or differing(found, after) == []  # nothing is lost or rounded on the way, whoever owned it
+        assert len({tuple(losses) for _, losses, _ in results}) == 1 and (until == 3 or results[0][1][0] != results[0][1][1])
+        after = merged([weights for _, _, weights in results])
+    _, wanted, _ = oracle(kind, 2 * M, 11)
+    assert max(float((after[n] - wanted[n]).abs().max()) for n in wanted) < 1e-4
+
+
 def test_the_newest_weights_alone_do_not_continue_the_run(tmp_path):
     """The reason for the second version: without it the resumed run is another one."""
     _, pipe = build(0, 1, "muon+lookahead")
