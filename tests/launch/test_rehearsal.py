@@ -1,6 +1,6 @@
 """The 10B configuration without a cluster (`make rehearse-10b`): one of its stages for real, and its depth and code path at a small width, killed and resumed.
 
-About 10 minutes on 2 cores, 16 GB of memory.
+About 7 minutes on 2 cores, 10 GB of memory.
 """
 
 import json
@@ -86,8 +86,8 @@ def test_a_stage_of_moe_10b_takes_two_steps():
     count = sum(p.numel() for p in module.parameters())
     assert 0.7e9 < count < 0.9e9 and all(p.dtype == torch.bfloat16 for p in module.parameters())
     named = list(module.named_parameters())
-    # Newton–Schulz in bfloat16, as on a GPU.
-    muon = build_optimizer("muon", named, lr=config.train.optimizer.learning_rate, dtype=torch.bfloat16)
+    # Newton–Schulz in bfloat16, as on a GPU; one parameter at a time, which needs less memory than all of one shape together.
+    muon = build_optimizer("muon", named, lr=config.train.optimizer.learning_rate, dtype=torch.bfloat16, implementation="reference")
     optimizer = ErrorFeedback(muon, form="lookahead")
     stage = VersionedStage(module, 2)
     update = MasterUpdate(optimizer, stage, [name for name, _ in named])
@@ -103,7 +103,7 @@ def test_a_stage_of_moe_10b_takes_two_steps():
             loss = stage.forward(version, microbatch, hidden, lambda logits, targets=targets: next_token_loss(logits, targets) / 2)
             back = stage.backward(microbatch, Passage(version, [hidden], [loss]), None)
             assert back[0].shape == hidden.shape and back[0].isfinite().all() and back[0].any()
-            losses.append(2 * float(loss))
+            losses.append(2 * loss.item())
         update.apply(batch + 1, stage.take_gradients(version), update.settings())
         stage.note(batch + 1)
     assert all(abs(loss - torch.log(torch.tensor(float(model.vocab_size)))) < 1.5 for loss in losses), losses
