@@ -21,7 +21,7 @@ BETAS = (0.0, 0.5, 0.9, 0.95)
 def measure_directions(quick: bool = False, say: Callable = print) -> list[dict]:
     """Per optimizer and β, delayed with error feedback: means over the second half of the run and over seeds."""
     rows = []
-    steps, seeds = (12, 1) if quick else (120, 2)
+    steps, seeds = (12, 1) if quick else (100, 2)
     for optimizer in ("muon", "adamw"):
         for beta in (0.9,) if quick else BETAS:
             found = [
@@ -68,7 +68,7 @@ def _directions(setup: Setup) -> dict[str, float]:
 def measure_sharpness(quick: bool = False, say: Callable = print) -> list[dict]:
     """ηλ_max(P⁻¹H) at the plain chain y along AdamW runs: sync, delayed, delayed with error feedback."""
     rows = []
-    for lr, beta in ((0.003, 0.9),) if quick else ((0.003, 0.9), (0.01, 0.9), (0.01, 0.0)):
+    for lr, beta in ((0.003, 0.9),) if quick else ((0.003, 0.9), (0.003, 0.0)):
         for name, delay, correction in (("sync", 0, False), ("delayed", 1, False), ("error feedback", 1, True)):
             setup = Setup("adamw", lr, lr, beta, delay, correction, steps=12 if quick else 240, seed=0)  # full pool: no minibatch noise
             curve = _sharpness(setup, every=6 if quick else 40)

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -245,8 +244,8 @@ def _row(setup: Setup, run: Run, rows: list[dict], losses, gradients, points, no
     }
 
 
-def measure_all(quick: bool = False, say: Callable = print) -> dict:
-    """Everything of this file and of `theory_assumption`; quick: a few steps, to see that it runs."""
+def measure_all(quick: bool = False, say: Callable = print, keep: Callable = lambda found: None) -> dict:
+    """Everything of this file and of `theory_assumption`; quick: a few steps, to see that it runs. `keep` gets what is there after each part."""
     from onelag.experiments.theory_assumption import measure_directions, measure_sharpness
 
     steps = 12 if quick else 100
@@ -256,12 +255,17 @@ def measure_all(quick: bool = False, say: Callable = print) -> dict:
         Setup("adamw", lr=0.002, steps=steps),
         Setup("adamw", lr=0.002, correction=True, steps=steps),
     )
-    say("terms of the bound")
-    rows = [measure_terms(setup, say) for setup in cases]
-    say("directions of consecutive updates")
-    directions = measure_directions(quick, say)
-    say("sharpness in Adam's own metric")
-    return {"rows": rows, "directions": directions, "sharpness": measure_sharpness(quick, say)}
+    found = {}
+    parts = {
+        "rows": ("terms of the bound", lambda: [measure_terms(setup, say) for setup in cases]),
+        "sharpness": ("sharpness in Adam's own metric", lambda: measure_sharpness(quick, say)),
+        "directions": ("directions of consecutive updates", lambda: measure_directions(quick, say)),
+    }
+    for key, (title, work) in parts.items():
+        say(title)
+        found[key] = work()
+        keep(found)
+    return found
 
 
 def main() -> None:
@@ -269,16 +273,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps each, and no result file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    begun = time.time()
-    found = measure_all(options.quick)
-    if options.quick:
-        return
-    source = load_source("sotu", "bytes")
-    provenance = {**machine(), "corpus_sha256": source.corpus_sha256, "threads": 1, "seconds": round(time.time() - begun, 1)}
-    record = {"schema": 1, "name": "language_model", **found, "provenance": provenance}
-    path = Path(ROOT) / "results" / "theory" / "language_model.json"
-    write_atomically(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
-    print(f"wrote {path.relative_to(ROOT)} after {provenance['seconds']} s")
+    begun, source = time.time(), load_source("sotu", "bytes")
+    path = ROOT / "results" / "theory" / "language_model.json"
+
+    def keep(found: dict) -> None:
+        provenance = {**machine(), "corpus_sha256": source.corpus_sha256, "threads": 1, "seconds": round(time.time() - begun, 1)}
+        record = {"schema": 1, "name": "language_model", **found, "provenance": provenance}
+        write_atomically(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+        print(f"wrote {path.relative_to(ROOT)} after {provenance['seconds']} s", flush=True)
+
+    measure_all(options.quick, lambda line: print(line, flush=True), (lambda found: None) if options.quick else keep)
 
 
 if __name__ == "__main__":
