@@ -204,7 +204,7 @@ def tightness(results: Path) -> plt.Figure:
             hatch="///",
             label="used by the run",
         )
-        axis.set_title(f"{row['case']} (n = {row['n']})\nbound / measured = {row['bound_over_measured']:.3g}", fontsize=6)
+        axis.set_title(f"{row['case']}\nn = {row['n']}, bound / measured = {row['bound_over_measured']:.3g}", fontsize=6)
         axis.set_xticks(x, terms, fontsize=5.2)
         axis.set(yscale="log", ylim=(1e-3, top))
         axis.tick_params(axis="y", labelsize=6)
