@@ -7,6 +7,8 @@
 
 Every update is made where it costs nothing: its sums start at the last backward of its batch and are waited for where W(t+1) is first needed,
 m − p + s + 1 micro-batch slots later (updates.py). engine.py runs the actions, order.py says which.
+
+Tried with gloo on CPUs, up to 4 processes. On GPUs the same calls go through NCCL (or through gloo and host memory); that was not tried yet.
 """
 
 from onelag.pipeline.engine import PipelineSchedule
