@@ -73,12 +73,12 @@ def sleeping_rows(slept: dict) -> list[tuple[str, float, str, bool | None]]:
 
 def computing_rows(computed: list) -> list[tuple]:
     rows, times = [], computed[-1][0]
-    # Rounds in pairs: a machine whose speed drifts does not decide. Without messages the slower stage counts, as it does in a pipeline.
+    alone = {m: max(median(of_rank[0]["no messages", m]) for of_rank in computed) for m in (2, 4)}
     for m, goal in ((2, 1.42), (4, 1.22)):
+        # Rounds in pairs: a machine whose speed drifts does not decide.
         ratio = median(a / b for a, b in zip(times["1f1b", m], times["2bw", m]))
-        rows.append((f"computing, p=2, m={m}: throughput of 2BW / torch's 1F1B (at most {(m + 1) / m})", ratio, f"≥ {goal}", ratio >= goal))
-        alone = [max(of_round) for of_round in zip(*(of_rank[0]["no messages", m] for of_rank in computed))]
-        ratio = median(a / b for a, b in zip(alone, times["2bw", m]))
+        rows.append((f"computing, p=2, m={m}: throughput of 2BW / torch's 1F1B", ratio, f"≥ {goal}", ratio >= goal))
+        ratio = alone[m] / median(times["2bw", m])
         rows.append((f"computing, p=2, m={m}: throughput of 2BW / without messages", ratio, "≥ 0.95", ratio >= 0.95))
     return rows
 

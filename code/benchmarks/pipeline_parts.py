@@ -104,11 +104,8 @@ def traced(rank, world, m, steps):
 
 
 # -- stages that compute ----------------------------------------------------------------------------------------------------------------------
-def computing(rank, world, ms, rounds, rows=8, length=128):
-    """2BW, torch's 1F1B, and each stage's computation alone, without a message: seconds per step.
-
-    Micro-batches of 1,024 tokens: the optimizer step, which is no part of a bubble, then takes a few percent of the time on two cores.
-    """
+def computing(rank, world, ms, rounds, rows=2, length=128):
+    """2BW, torch's 1F1B, and each stage's computation alone, without a message: seconds per step."""
     split = split_by_cost(
         [1.0] * MODEL.num_layers, world, last=MODEL.width * MODEL.vocab_size / (4 * MODEL.width**2 + 3 * MODEL.width * MODEL.ffn_width)
     )
@@ -144,9 +141,9 @@ def computing(rank, world, ms, rounds, rows=8, length=128):
         for _ in range(rounds):
             for kind, pipe in pipes.items():
                 dist.barrier()
-                times.setdefault((kind, m), []).append(seconds_per_step(partial(one_batch, pipe), pipe.flush, 6, 2))
+                times.setdefault((kind, m), []).append(seconds_per_step(partial(one_batch, pipe), pipe.flush))
             dist.barrier()
-            times.setdefault(("no messages", m), []).append(seconds_per_step(no_messages, lambda: None, 6, 2))
+            times.setdefault(("no messages", m), []).append(seconds_per_step(no_messages, lambda: None))
     return times, sum(p.numel() for p in stage().parameters())
 
 
